@@ -1,10 +1,12 @@
-"""The options of `afterimage generate --video`: their rules, and the files of a clip."""
+"""The options of clips, for `generate --video` and `jobs show`: their rules, and the files of a clip."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from services.cli.display.words import keep_picture
 from shared.client import Picture
@@ -12,6 +14,14 @@ from shared.client.clip_file import Playback, check_clip_writable
 from shared.client.image_file import check_writable
 from shared.client.views import Clip
 from shared.domain.errors import InvalidRequestError
+
+Fps = Annotated[
+    float | None, typer.Option(help="Frames per second in the file; changes no frame. Default: the model's.")
+]
+Scale = Annotated[int, typer.Option(help="Pixels of the file per generated pixel of a clip, 1 to 16.")]
+Resample = Annotated[str, typer.Option(help="Upscaling by --scale: lanczos (smooth) or nearest.")]
+Poster = Annotated[Path | None, typer.Option(help="Image file for the clip's first frame.")]
+Strip = Annotated[Path | None, typer.Option(help="Image file for eight frames beside each other.")]
 
 
 @dataclass(frozen=True)
@@ -26,14 +36,16 @@ class ClipOptions:
     resample: str = "lanczos"
     poster: Path | None = None
     strip: Path | None = None
+    image_rule: str = "needs --video"
+    """Rule that an option of clips breaks for an image."""
 
     def __post_init__(self) -> None:
         if not self.video:
             for name in ("frames", "seconds", "fps", "poster", "strip"):
                 if (value := getattr(self, name)) is not None:
-                    raise InvalidRequestError(name, "needs --video", value)
+                    raise InvalidRequestError(name, self.image_rule, value)
             if self.scale != 1:
-                raise InvalidRequestError("scale", "needs --video", self.scale)
+                raise InvalidRequestError("scale", self.image_rule, self.scale)
             return
         if self.frames is not None and self.seconds is not None:
             raise InvalidRequestError("seconds", "must be left out where frames is given", self.seconds)

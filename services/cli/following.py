@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from services.cli.display.previews import PreviewBars
 from services.cli.display.words import ProgressBars
 from shared.client import Accepted, AsyncClient, Picture, Waiting
 from shared.client import Progress as Step
@@ -16,14 +18,22 @@ from shared.domain.errors import AfterimageError, OverloadedError, StorageFullEr
 
 
 async def draw(
-    client: AsyncClient, prompt: str, fields: dict[str, Any], console: Console, *, n: int = 1, where: str = ""
+    client: AsyncClient,
+    prompt: str,
+    fields: dict[str, Any],
+    console: Console,
+    *,
+    n: int = 1,
+    where: str = "",
+    previews: Path | None = None,
 ) -> list[Picture]:
     """Generate `n` images, each with a progress bar of denoising steps that begins at the start step.
 
     An interrupt cancels the jobs, since no one else waits for them. Once the jobs are accepted, UnavailableError names
-    the command that fetches an image later. where: the options that find the jobs.
+    the command that fetches an image later. where: the options that find the jobs. previews: the value of --previews.
     """
-    bar = ProgressBars(
+    bar = PreviewBars(
+        previews,
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.fields[at]}"),
@@ -34,12 +44,15 @@ async def draw(
     with bar:
         tasks = [bar.add_task("sending", total=None, at="") for _ in range(n)]
         try:
-            async for event in client.generate_stream(prompt, n=n, on_wait=Waits(bar, tasks[0]), **fields):
+            waits, wanted = Waits(bar, tasks[0]), previews is not None
+            async for event in client.generate_stream(prompt, n=n, previews=wanted, on_wait=waits, **fields):
                 if isinstance(event, Picture):
                     pictures.append(event)
                     bar.update(tasks[event.index], **_ended(event))
                     continue
                 jobs[event.index] = event.job_id
+                if isinstance(event, Step) and event.preview:
+                    bar.preview(event, n)
                 bar.update(tasks[event.index], **_moved(event))
         except asyncio.CancelledError:
             for job_id in jobs.values():

@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from services.cli.clips import ClipOptions, numbered
+from services.cli.clips import ClipOptions, Fps, Poster, Resample, Scale, Strip, numbered
 from services.cli.connection import connected_or_embedded, options
+from services.cli.display.previews import check_previews
 from services.cli.display.words import (
     candidates_table,
     dimensions,
@@ -56,8 +57,10 @@ _FROM = (
 _STRENGTH = (
     "Share of the steps that run after the image of --from, above 0 up to 1: less keeps more of it. Default: 0.8."
 )
-
-
+_PREVIEWS = (
+    "New or empty folder for previews during the run: step-0010.png, … (animated for a clip). -: show the last preview "
+    "in the terminal."
+)
 _OUT = (
     "Image file: .png, .jpg or .webp; PNG without an ending. Clip: .mp4, .webm, .webp, .gif, .png, or a folder of "
     "frames without an ending. Default: <job id>.png or .mp4 here."
@@ -95,13 +98,12 @@ def generate(
     video: Annotated[bool, Optional("--video", help="Generate a clip, by the model of the setting video.")] = False,
     frames: Annotated[int | None, Optional(help="Frames of the clip. Default: the model's.")] = None,
     seconds: Annotated[float | None, Optional(help="Length of the clip in place of --frames.")] = None,
-    fps: Annotated[
-        float | None, Optional(help="Frames per second in the file; changes no frame. Default: the model's.")
-    ] = None,
-    scale: Annotated[int, Optional(help="Pixels of the file per generated pixel of a clip, 1 to 16.")] = 1,
-    resample: Annotated[str, Optional(help="Upscaling by --scale: lanczos (smooth) or nearest.")] = "lanczos",
-    poster: Annotated[Path | None, Optional(help="Image file for the clip's first frame.")] = None,
-    strip: Annotated[Path | None, Optional(help="Image file for eight frames beside each other.")] = None,
+    fps: Fps = None,
+    scale: Scale = 1,
+    resample: Resample = "lanczos",
+    poster: Poster = None,
+    strip: Strip = None,
+    previews: Annotated[Path | None, Optional(help=_PREVIEWS)] = None,
     deadline_s: Annotated[float | None, Optional(help="Seconds after which the job is dropped.")] = None,
     user: Annotated[
         str | None,
@@ -137,6 +139,7 @@ def generate(
       afterimage generate --video 'a red fox runs to the left in the snow' --scale 4 -o fox.mp4
     """
     clip = ClipOptions(video, frames, seconds, fps, scale, resample, poster, strip)
+    check_previews(previews)
     for index in range(n):
         clip.check(_path(out, "<job id>", index, n, video), index, n)
     file = Path(from_job) if from_job and Path(from_job).suffix else None
@@ -171,7 +174,7 @@ def generate(
     async def drawn() -> list[Picture]:
         async with connected_or_embedded(target, settings, tenant, console, data_dir=data_dir) as client:
             await _check_unchanged(file, fields["from_job"], client)
-            return await draw(client, prompt, fields, console, n=n, where=where)
+            return await draw(client, prompt, fields, console, n=n, where=where, previews=previews)
 
     if dry_run:
         for view in asyncio.run(planned()):

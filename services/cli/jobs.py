@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 import typer
 from rich.text import Text
 
-from services.cli.clips import ClipOptions
+from services.cli.clips import ClipOptions, Fps, Poster, Resample, Scale, Strip
 from services.cli.connection import connected, options
 from services.cli.display.words import candidates_table, counted, job_sheet, jobs_table, wide
 from services.cli.embedded import settings_from
@@ -69,21 +69,32 @@ def show_job(
             help="Also write its image to this file: .png, .jpg or .webp; PNG without an ending. Clip: .mp4, .gif …",
         ),
     ] = None,
+    fps: Fps = None,
+    scale: Scale = 1,
+    resample: Resample = "lanczos",
+    poster: Poster = None,
+    strip: Strip = None,
     target: Target = None,
     data_dir: DataDir = None,
     tenant: Tenant = "default",
 ) -> None:
     """Show one job: its request, its plan with every candidate, and its seconds by stage.
 
-    Examples: afterimage jobs show 01jd… · afterimage jobs show 01jd… --out fox.png
+    Examples: afterimage jobs show 01jd… · afterimage jobs show 01jd… --out fox.png · … --out fox.gif --fps 4
     """
+    given = {"fps": fps, "scale": scale if scale != 1 else None, "poster": poster, "strip": strip}
+    if out is None and (name := next((name for name, value in given.items() if value is not None), None)):
+        raise InvalidRequestError(name, "needs --out, the file of the clip", given[name])
     if out is not None and not out.is_dir():
         check_place(out)  # the formats that fit are known with the job
     console, where = wide(), options(target=target, data_dir=data_dir, tenant=tenant)
 
     async def shown(client: AsyncClient) -> None:
         view = await client.get_job(job_id)
-        clip = ClipOptions(view.job.request.modality is Modality.VIDEO)
+        video = view.job.request.modality is Modality.VIDEO
+        clip = ClipOptions(
+            video, None, None, fps, scale, resample, poster, strip, image_rule=f"is for clips; {job_id} is an image"
+        )
         if out is not None:
             clip.check(out, 0, 1)
         console.print(job_sheet(view))

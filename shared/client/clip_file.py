@@ -103,10 +103,20 @@ def check_clip_writable(path: Path, fps: float | None = None) -> None:
     if name == "GIF" and fps is not None and fps > GIF_FPS:
         raise InvalidRequestError("fps", f"must be at most {GIF_FPS:g} in a GIF", fps)
     if name == "folder":
-        if path.exists() and not (path.is_dir() and next(path.iterdir(), None) is None):
-            raise InvalidRequestError("out", "must be a new or empty folder for a clip's frames", path)
-        path = path / "frame.png"
-    check_place(path)
+        check_frames_folder(path)
+    else:
+        check_place(path)
+
+
+def check_frames_folder(folder: Path, field: str = "out") -> None:
+    """Raise InvalidRequestError unless this is a new or empty folder where files can be written."""
+    try:
+        free = not folder.exists() or (folder.is_dir() and next(folder.iterdir(), None) is None)
+    except OSError as error:
+        raise InvalidRequestError(field, f"cannot be read ({error.strerror})", folder) from error
+    if not free:
+        raise InvalidRequestError(field, "must be a new or empty folder", folder)
+    check_place(folder / "frame.png", field)
 
 
 def frames_of(png: bytes) -> Frames:

@@ -135,6 +135,40 @@ async def test_commands_find_the_process_that_works_in_a_data_directory(make: Ma
             assert "a red fox" in inspected.output
 
 
+async def test_a_clip_leaves_previews_and_is_written_again_with_the_same_options(make: Make, tmp_path: Path) -> None:
+    settings = make(large="noop:", video="noop:?name=clips&step_ms=40", progress_per_s=60)
+    where = ("--data-dir", settings.data_dir)
+    async with house(settings) as it:
+        with announced(it.process, settings):
+            clip = ("generate", "a red fox", "--video", "--frames", 3, "--steps", 6, "-o", "fox.gif", "--scale", 2)
+            await asyncio.to_thread(run, *clip, "--previews", "seen", *where)
+            previews = sorted((tmp_path / "seen").iterdir())
+            assert [path.name for path in previews] == [f"step-{step:04}.png" for step in range(1, 6)]
+            with Image.open(previews[0]) as preview:
+                assert getattr(preview, "n_frames", 1) == 3
+            full = await asyncio.to_thread(CliRunner().invoke, app, [*map(str, clip), "--previews", "seen"])
+            assert str(full.exception) == "previews: must be a new or empty folder (got 'seen')"
+            job = (await it.client.list_jobs())[0][0].job
+            show = ("jobs", "show", job.id, *where)
+            await asyncio.to_thread(
+                run, *show, "-o", "again.gif", "--scale", 2, "--poster", "p.png", "--strip", "s.png"
+            )
+            assert (tmp_path / "again.gif").read_bytes() == (tmp_path / "fox.gif").read_bytes()
+            assert all((tmp_path / name).read_bytes() for name in ("p.png", "s.png"))
+            await asyncio.to_thread(run, "generate", "a red fox", "--steps", 2, *where)
+            image = (await it.client.list_jobs())[0][0].job
+            refused = {
+                (*show, "--fps", 4): "fps: needs --out, the file of the clip (got '4.0')",
+                (*show, "-o", "a.gif", "--fps", "nan"): "fps: must be a number from 0.1 to 120 (got 'nan')",
+                ("jobs", "show", image.id, *where, "-o", "a.png", "--scale", 2): (
+                    f"scale: is for clips; {image.id} is an image (got '2')"
+                ),
+            }
+            for command, said in refused.items():
+                result = await asyncio.to_thread(CliRunner().invoke, app, [str(word) for word in command])
+                assert str(result.exception) == said
+
+
 async def test_every_command_finds_what_listens_and_says_which_one(
     make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

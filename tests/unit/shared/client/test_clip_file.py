@@ -176,7 +176,7 @@ def test_what_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> No
     endings = ".mp4, .webm, .webp, .gif, .png, .apng"
     refused = {
         tmp_path / "fox.avi": f"must end in one of {endings}, or name a folder without an ending",
-        tmp_path / "full": "must be a new or empty folder for a clip's frames",
+        tmp_path / "full": "must be a new or empty folder",
         tmp_path / "folder.mp4": "must be a file, not a folder",
         Path("/proc/fox.mp4"): "cannot be written (No such file or directory)",
     }
