@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from shared.blobs import Blobs
 from shared.blobs.ahead import ReadAhead
 from shared.domain.errors import AfterimageError, BlobMissingError, NotFoundError
 from shared.domain.messages import JobSucceeded, Progress
-from shared.domain.types import Job, Modality, Timings
+from shared.domain.types import Job, Modality, Result, Timings
 from shared.runtime.rpc_types import job_to_proto, plan_to_proto
 from shared.runtime.telemetry import log
 
@@ -59,14 +59,34 @@ class Answers:
 
     async def picture(self, job: Job, ahead: ReadAhead | None = None) -> bytes:
         """Return the job's PNG. Raises NotFoundError when there is none, or none any more."""
-        if job.result is None or not job.result.picture_key:
-            raise NotFoundError(f"job {job.id} is {job.state} and has no image; only a succeeded job has one")
-        try:
-            return await (ahead or self._blobs).get(job.result.picture_key, job.result.picture_sha256)
-        except BlobMissingError as error:
-            raise NotFoundError(
-                f"the image of job {job.id} expired after results_keep_s seconds; send its request again"
-            ) from error
+        with _image_of(job) as result:
+            return await (ahead or self._blobs).get(result.picture_key, result.picture_sha256)
+
+    async def part(self, job: Job, offset: int, length: int, most: int) -> bytes:
+        """Return the bytes of the job's PNG from `offset` on: `length` of them, `most` if that is less or length is 0.
+
+        An image that fits is read whole, and its hash checked. Of a larger one only the part is read; the client checks
+        the hash of all parts.
+        """
+        with _image_of(job) as result:
+            if offset == 0 and result.picture_bytes <= min(length or most, most):
+                return await self._blobs.get(result.picture_key, result.picture_sha256)
+            if offset >= result.picture_bytes:
+                return b""
+            return await self._blobs.read(result.picture_key, offset, min(length or most, most))
+
+
+@contextlib.contextmanager
+def _image_of(job: Job) -> Iterator[Result]:
+    """Give the result of a job that has an image. Raises NotFoundError when there is none, or none any more."""
+    if job.result is None or not job.result.picture_key:
+        raise NotFoundError(f"job {job.id} is {job.state} and has no image; only a succeeded job has one")
+    try:
+        yield job.result
+    except BlobMissingError as error:
+        raise NotFoundError(
+            f"the image of job {job.id} expired after results_keep_s seconds; send its request again"
+        ) from error
 
 
 class FinishedLog:

@@ -115,10 +115,9 @@ class GatewayService(GatewayServiceServicer):
 
     async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
         job = await self._own(request.job_id, context)
-        picture = await self._calls.answers.picture(job) if request.picture else b""
-        most = self._context.settings.max_message_bytes // 2
-        end = request.offset + min(request.length or most, most)
-        return pb.GetJobResponse(job=self._calls.answers.job(job), picture=picture[request.offset : end])
+        answers, most = self._calls.answers, self._context.settings.max_message_bytes // 2
+        part = await answers.part(job, request.offset, request.length, most) if request.picture else b""
+        return pb.GetJobResponse(job=answers.job(job), picture=part)
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
         jobs, token = await self._jobs.list(

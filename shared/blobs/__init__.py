@@ -43,6 +43,14 @@ class Blobs(Protocol):
         """
         ...
 
+    async def read(self, key: str, offset: int, length: int) -> bytes:
+        """Return at most `length` bytes from `offset` on: fewer at the end of the content, none beyond the end.
+
+        Only these bytes are read, so the content's hash is not checked: the caller checks the hash of all parts
+        together. Raise BlobMissingError, or InvalidRequestError unless offset ≥ 0 and length ≥ 1.
+        """
+        ...
+
     async def delete(self, keys: Sequence[str]) -> None:
         """Delete blobs; ignore missing keys."""
         ...
@@ -81,6 +89,14 @@ def check_key(key: str) -> str:
         )
         raise InvalidRequestError("key", rule, key)
     return key
+
+
+def check_range(offset: int, length: int) -> None:
+    """Raise InvalidRequestError unless offset ≥ 0 and length ≥ 1."""
+    if offset < 0:
+        raise InvalidRequestError("offset", "must be at least 0", offset)
+    if length < 1:
+        raise InvalidRequestError("length", "must be at least 1", length)
 
 
 async def open_blobs(url: str, *, access_key: str = "", secret_key: str = "") -> Blobs:

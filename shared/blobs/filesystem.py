@@ -14,8 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from shared.blobs import BlobInfo, check_content, check_key, digest
+from shared.blobs import BlobInfo, check_content, check_key, check_range, digest
 from shared.domain.errors import (
+    BlobCorruptError,
     BlobMissingError,
     BlobUnavailableError,
     ConfigurationError,
@@ -146,6 +147,25 @@ class FilesystemBlobs:
         data, trailer = stored[:-TRAILER], stored[-TRAILER:]
         stored_under = trailer[len(MAGIC) :].hex() if trailer.startswith(MAGIC) else ""
         check_content(key, digest(data), stored=stored_under, wanted=sha256)
+        return data
+
+    async def read(self, key: str, offset: int, length: int) -> bytes:
+        check_range(offset, length)
+        return await self._off_loop(self._read, check_key(key), offset, length)
+
+    def _read(self, key: str, offset: int, length: int) -> bytes:
+        with _told(f"blob {key}"):
+            try:
+                with open(self._prefix + key, "rb") as file:
+                    end = max(file.seek(0, os.SEEK_END) - TRAILER, 0)
+                    file.seek(end)
+                    whole = file.read(len(MAGIC)) == MAGIC
+                    file.seek(min(offset, end))
+                    data = file.read(min(length, max(end - offset, 0)))
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+                raise BlobMissingError(f"blob {key}: not there") from error
+        if not whole:
+            raise BlobCorruptError(f"blob {key}: its file is not whole")
         return data
 
     async def delete(self, keys: Sequence[str]) -> None:

@@ -15,8 +15,9 @@ import urllib3
 from minio import Minio
 from minio.credentials.providers import EnvAWSProvider, Provider, StaticProvider
 from minio.deleteobjects import DeleteObject
+from minio.error import S3Error
 
-from shared.blobs import BlobInfo, check_content, check_key, digest
+from shared.blobs import BlobInfo, check_content, check_key, check_range, digest
 from shared.blobs.address import Address, address_of
 from shared.blobs.blocking import THREADS, BlockingCalls
 from shared.blobs.s3_errors import RETRY_AFTER_S, away, told, told_at_open, unless_refused_again
@@ -40,6 +41,8 @@ RETRIES = urllib3.Retry(
 MAX_LIFETIME_S = 7 * 24 * 3600.0
 PAGE = 1000
 HASH = "x-amz-meta-sha256"
+RANGE_BEYOND_END = 416
+"""HTTP status of a range that begins at the end of an object, or beyond it."""
 
 
 class MinioBlobs:
@@ -112,6 +115,24 @@ class MinioBlobs:
         found = digest(data)
         check_content(key, found, stored=response.headers.get(HASH, found), wanted=sha256)
         return data
+
+    async def read(self, key: str, offset: int, length: int) -> bytes:
+        check_range(offset, length)
+        check_key(key)
+        return await self._calls.run(lambda: self._read(key, offset, length))
+
+    def _read(self, key: str, offset: int, length: int) -> bytes:
+        with told(f"blob {key}"):
+            try:
+                response = self._client.get_object(self._bucket, key, offset=offset, length=length)
+            except S3Error as error:
+                if error.response.status != RANGE_BEYOND_END:
+                    raise
+                return b""
+            try:
+                return response.read()
+            finally:
+                response.release_conn()
 
     async def delete(self, keys: Sequence[str]) -> None:
         wanted = [DeleteObject(check_key(key)) for key in keys]

@@ -34,6 +34,22 @@ async def test_what_is_put_comes_back(blobs: Blobs, size: int, durable: bool) ->
     assert await blobs.get("pictures/a/1.png", sha256) == data
 
 
+@pytest.mark.parametrize("size", [0, 1, 1000, 200_000])
+async def test_parts_of_a_blob_are_read_alone(blobs: Blobs, size: int) -> None:
+    data = os.urandom(size)
+    await blobs.put("pictures/a/1.png", data)
+    for offset, length in ((0, 1), (0, size + 1), (size // 3, 7), (size // 2, size + 9), (size, 5), (size + 10**9, 5)):
+        assert await blobs.read("pictures/a/1.png", offset, length) == data[offset : offset + length]
+    parts = [await blobs.read("pictures/a/1.png", at, 333) for at in range(0, min(size, 2000), 333)]
+    assert b"".join(parts) == data[: 333 * len(parts)]
+
+
+@pytest.mark.parametrize(("offset", "length", "field"), [(-1, 5, "offset"), (0, 0, "length"), (0, -1, "length")])
+async def test_an_absurd_range_is_refused(blobs: Blobs, offset: int, length: int, field: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{field}: must be at least"):
+        await blobs.read("a", offset, length)
+
+
 async def test_putting_again_replaces(blobs: Blobs) -> None:
     await blobs.put("a", b"old")
     sha256 = await blobs.put("a", b"new")
@@ -46,6 +62,8 @@ async def test_a_missing_blob_says_so(blobs: Blobs, key: str) -> None:
     await blobs.put("a", b"x")
     with pytest.raises(BlobMissingError, match=key):
         await blobs.get(key)
+    with pytest.raises(BlobMissingError, match=key):
+        await blobs.read(key, 0, 5)
 
 
 @pytest.mark.parametrize("size", [100, 200_000])
@@ -179,6 +197,8 @@ async def test_keys_cannot_leave_the_store(blobs: Blobs, key: str) -> None:
         await blobs.put(key, b"x")
     with pytest.raises(InvalidRequestError, match="key"):
         await blobs.get(key)
+    with pytest.raises(InvalidRequestError, match="key"):
+        await blobs.read(key, 0, 5)
     with pytest.raises(InvalidRequestError, match="key"):
         await blobs.delete([key])
     with pytest.raises(InvalidRequestError, match="key"):

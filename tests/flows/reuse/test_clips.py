@@ -67,7 +67,9 @@ async def test_a_clip_from_noise_then_from_its_latents_then_as_it_is(make: Make,
         assert (row.job.fps, row.picture) == (4.0, b"")
 
 
-async def test_a_result_larger_than_half_a_message_is_read_in_parts(make: Make) -> None:
+async def test_a_result_larger_than_half_a_message_is_read_in_parts(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = make(video="noop:?name=clips", max_message_bytes=2**16)
     async with house(settings) as home:
         stub: Any = home.client._stub
@@ -76,6 +78,14 @@ async def test_a_result_larger_than_half_a_message_is_read_in_parts(make: Make) 
         )
         job = (await stub.Generate(gateway_pb2.GenerateRequest(request=request), timeout=20.0)).job
         assert job.picture_bytes > 2**15
+        sizes, read = list[int](), home.backends.blobs.read
+
+        async def counted(key: str, offset: int, length: int) -> bytes:
+            sizes.append(length)
+            return await read(key, offset, length)
+
+        monkeypatch.setattr(home.backends.blobs, "read", counted)
+        monkeypatch.delattr(type(home.backends.blobs), "get")  # no part reads the whole blob
         data = b""
         while len(data) < job.picture_bytes:
             asked = gateway_pb2.GetJobRequest(job_id=job.id, picture=True, offset=len(data))
@@ -84,6 +94,10 @@ async def test_a_result_larger_than_half_a_message_is_read_in_parts(make: Make) 
         assert decode_png(data).shape == (12, 256, 256, 3)
         part = gateway_pb2.GetJobRequest(job_id=job.id, picture=True, offset=10, length=7)
         assert (await stub.GetJob(part, timeout=5.0)).picture == data[10:17]
+        beyond = gateway_pb2.GetJobRequest(job_id=job.id, picture=True, offset=2**64 - 1)
+        assert (await stub.GetJob(beyond, timeout=5.0)).picture == b""
+        assert set(sizes) == {2**15, 7}
+        assert (await home.client.get_picture(job.id)).png == data
 
 
 @pytest.mark.parametrize(
