@@ -18,6 +18,7 @@ from shared.domain.types import PlanSource
 from shared.models.card_lookup import read_card
 from shared.models.k_table import Cell, KTable, Level, named_table, table_file, table_to_json
 from shared.runtime.settings import Settings
+from tests import tiny_families
 from tests.flows.conftest import Make
 from tests.flows.house import House, house
 
@@ -75,6 +76,36 @@ async def test_the_plan_chooses_t_and_everyone_states_it(make: Make, tiny: Path,
         lost, _ = await ask(it, "a red fox", seed=4)
         assert (lost.plan.source, lost.steps_run) == (PlanSource.NOISE, 5)
         assert lost.plan.degraded
+
+
+async def test_the_plan_chooses_t_of_a_clip(make: Make, tmp_path: Path) -> None:
+    """The card of a video model needs what a card of images needs: auto_steps, and a table with a safe noise cell."""
+    folder = tiny_families.save(tmp_path / "clips", "animatediff")
+    lengths = {"default": 4, "most": 8, "window": 4, "stride": 2, "fps": 4}
+    size = {"width": 32, "height": 32}
+    card = {"name": "clips", "default_size": size, "default_steps": 10, "auto_steps": [5, 10], "unprompted": 0.1}
+    (folder / "card.json").write_text(json.dumps({**card, "sizes": {"min_px": 32, "max_px": 64}, "frames": lengths}))
+    known = read_card(folder / "card.json")
+    assert known.auto_steps == (5, 10)
+    for table, name in ((replace(OF_FIVE, steps=10), ()), (OF_FIVE, (5,))):
+        measured = replace(named_table(table), weights_hash=known.weights_hash)
+        (folder / table_file(measured, *name)).write_text(json.dumps(table_to_json(measured)))
+    settings = make(large="noop:", video=str(folder), predictor="always", reuse_rules="paper", batch_invariant=2)
+    async with house(settings.model_copy(update={"progress_per_s": 1e6})) as it:
+        first, stated = await ask(it, "a red fox runs", modality="video", seed=1)
+        assert (first.plan.source, first.steps_run, {*stated}) == (PlanSource.NOISE, 5, {5})
+        assert (first.job.request.steps, first.job.request.steps_auto, first.job.request.frames) == (10, True, 4)
+        assert [one.prompted_from for one in first.plan.may_run] == [1]
+        repeat, _ = await ask(it, "a red fox runs", modality="video", seed=1, steps="auto")
+        assert (repeat.plan.source, repeat.png) == (PlanSource.EXACT, first.png)
+        hit, stated = await ask(it, "a red fox runs", modality="video", seed=2)
+        assert (hit.plan.source, hit.plan.start_step, hit.steps_run, {*stated}) == (PlanSource.LATENT, 2, 3, {5})
+        longer, _ = await ask(it, "a red fox runs", modality="video", seed=1, frames=8)
+        assert (longer.plan.source, longer.steps_run) == (PlanSource.NOISE, 5)
+        named, stated = await ask(it, "a red fox runs", modality="video", seed=1, steps=10, cache="off")
+        assert (named.steps_run, {*stated}, named.job.request.steps_auto) == (10, {10}, False)
+        (planned,) = await it.client.plan("a boat", modality="video", steps="auto")
+        assert planned.job.plan.run_steps(planned.job.request.steps) == 5
 
 
 async def latents_of(it: House, picture: Picture) -> list[str]:
