@@ -66,9 +66,14 @@ class ClipOptions:
             check_writable(out)
             return
         check_clip_writable(out, self.fps)
-        for name, path in (("poster", self.poster), ("strip", self.strip)):
-            if path is not None:
-                check_writable(numbered(path, index, n), name)
+        others = {"out": out}
+        for name, image in (("poster", self.poster), ("strip", self.strip)):
+            if image is not None:
+                path = numbered(image, index, n)
+                check_writable(path, name)
+                if same := next((other for other in others if others[other] == path), ""):
+                    raise InvalidRequestError(name, f"must be another file than --{same}", path)
+                others[name] = path
 
     def keep(self, picture: Picture, path: Path, n: int, where: str) -> Path | None:
         """Write the files of a finished job; return the folder that was created for the first, or None."""

@@ -142,7 +142,7 @@ async def connected_or_embedded(
         return
     telemetry.configure_logging("error")
     console.print(
-        f"Nothing listens on {address}: starting Afterimage in this process, for this image "
+        f"Nothing listens on {address}: starting Afterimage in this process, for this request "
         f"(data {settings.data_dir.absolute()}) …",
         style="dim",
         highlight=False,

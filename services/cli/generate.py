@@ -139,7 +139,7 @@ def generate(
       afterimage generate --video 'a red fox runs to the left in the snow' --scale 4 -o fox.mp4
     """
     clip = ClipOptions(video, frames, seconds, fps, scale, resample, poster, strip)
-    check_previews(previews)
+    check_previews(previews, out)
     for index in range(n):
         clip.check(_path(out, "<job id>", index, n, video), index, n)
     file = Path(from_job) if from_job and Path(from_job).suffix else None

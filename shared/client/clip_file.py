@@ -49,6 +49,8 @@ GIF_FPS = 50.0
 SCALES = (1, 16)
 MAX_SIDE = 8192
 """Largest width and height in pixels of a scaled frame."""
+MAX_PIXELS = 2**29
+"""Most pixels of all frames together, of a clip that is read or scaled: 1.5 GiB of memory."""
 RESAMPLES = ("lanczos", "nearest")
 THUMBNAILS = 8
 """Frames in a strip of thumbnails, at most."""
@@ -126,6 +128,8 @@ def frames_of(png: bytes) -> Frames:
     try:
         with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
             count = int(getattr(image, "n_frames", 1))
+            if image.width * image.height * count > MAX_PIXELS:
+                raise ValueError(f"{count} frames of {image.width}x{image.height} have more than {MAX_PIXELS} pixels")
             frames = [np.asarray(frame.convert("RGB"), dtype=np.uint8) for frame in ImageSequence.Iterator(image)]
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise BlobCorruptError(f"the clip cannot be read: {error}") from error
@@ -173,9 +177,11 @@ def _scaled(frames: Frames, playback: Playback) -> Iterator[Image.Image]:
     from PIL import Image
 
     width, height = frames.shape[2] * playback.scale, frames.shape[1] * playback.scale
+    clip = f"the clip is {len(frames)} x {frames.shape[2]}x{frames.shape[1]}"
     if playback.scale > 1 and max(width, height) > MAX_SIDE:
-        rule = f"must keep width and height at most {MAX_SIDE} pixels; the clip is {frames.shape[2]}x{frames.shape[1]}"
-        raise InvalidRequestError("scale", rule, playback.scale)
+        raise InvalidRequestError("scale", f"must keep width and height at most {MAX_SIDE}; {clip}", playback.scale)
+    if playback.scale > 1 and len(frames) * width * height > MAX_PIXELS:
+        raise InvalidRequestError("scale", f"must keep all frames at most {MAX_PIXELS} pixels; {clip}", playback.scale)
     how = Image.Resampling[playback.resample.upper()]
     for frame in frames:
         image = Image.fromarray(frame)

@@ -38,9 +38,9 @@ def check_writable(path: Path, field: str = "out") -> None:
 
 def check_place(path: Path, field: str = "out") -> None:
     """Raise InvalidRequestError if a file cannot be written here, whatever its format."""
-    if path.is_dir():
-        raise InvalidRequestError(field, "must be a file, not a folder", path)
     try:
+        if path.is_dir():
+            raise InvalidRequestError(field, "must be a file, not a folder", path)
         if path.is_file():
             path.open("r+b").close()
         elif not path.exists():  # an existing path that is no file is a device or a pipe

@@ -18,6 +18,7 @@ from rich.text import Text
 from services.cli.display.words import ProgressBars
 from shared.client import Progress
 from shared.client.clip_file import check_frames_folder
+from shared.domain.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -59,10 +60,13 @@ class PreviewBars(ProgressBars):
         yield from super().get_renderables()
 
 
-def check_previews(folder: Path | None) -> None:
-    """Raise InvalidRequestError if previews cannot be written to this folder."""
-    if folder is not None and folder != TERMINAL:
-        check_frames_folder(folder, "previews")
+def check_previews(folder: Path | None, out: Path | None) -> None:
+    """Raise InvalidRequestError if previews cannot be written to this folder. out: the file or folder of the result."""
+    if folder is None or folder == TERMINAL:
+        return
+    check_frames_folder(folder, "previews")
+    if folder == out:
+        raise InvalidRequestError("previews", "must be another folder than --out", folder)
 
 
 def half_blocks(image: Image.Image) -> Text:

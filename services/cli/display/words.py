@@ -128,9 +128,10 @@ def keep_picture(picture: Picture, path: Path, where: str = "", save: Callable[[
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save() if save else picture.save(path)
-    except OSError as error:
+    except (OSError, InvalidRequestError) as error:
+        said = f"out: cannot write {path} ({error.strerror})" if isinstance(error, OSError) else str(error)
         again = f"afterimage jobs show {picture.job.id} --out FILE{where}"
-        raise AfterimageError(f"out: cannot write {path} ({error.strerror}); fetch the image again: {again}") from error
+        raise AfterimageError(f"{said}; fetch the {kind_of(picture)} again: {again}") from error
     return made
 
 

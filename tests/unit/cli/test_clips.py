@@ -27,6 +27,11 @@ from shared.domain.errors import InvalidRequestError
         (("--video", "--resample", "cubic"), "resample: must be one of lanczos, nearest"),
         (("--video", "-o", "fox.avi"), "out: must end in one of"),
         (("--video", "--poster", "p.gif"), "poster: must end in one of"),
+        (("--video", "-o", "p.png", "--poster", "p.png"), "poster: must be another file than --out"),
+        (("--video", "--strip", "p.png", "--poster", "p.png"), "strip: must be another file than --poster"),
+        (("--video", "-o", "fox", "--previews", "fox"), "previews: must be another folder than --out"),
+        (("--video", "-o", f"{'a' * 300}.mp4"), "out: cannot be written (File name too long)"),
+        (("--video", "-o", "a" * 300), "out: cannot be read (File name too long)"),
     ],
 )
 def test_an_absurd_option_is_refused_before_anything_is_sent(

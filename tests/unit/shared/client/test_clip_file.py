@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 import sys
+import zlib
 from pathlib import Path
 
 import av
@@ -186,9 +188,28 @@ def test_what_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> No
         assert str(caught.value) == f"out: {rule} (got {str(path)!r})"
     with pytest.raises(InvalidRequestError, match=r"fps: must be at most 50 in a GIF \(got '60.0'\)"):
         check_clip_writable(tmp_path / "fox.gif", 60.0)
-    with pytest.raises(InvalidRequestError, match="scale: must keep width and height at most 8192 pixels"):
+    with pytest.raises(InvalidRequestError, match="scale: must keep width and height at most 8192; the clip"):
         write_clip(tmp_path / "wide.png", np.zeros((1, 8, 1024, 3), np.uint8), FACTS, Playback(8, 16))
+    with pytest.raises(
+        InvalidRequestError, match="scale: must keep all frames at most 536870912 pixels; the clip is 9"
+    ):
+        write_clip(tmp_path / "long.mp4", np.zeros((9, 512, 512, 3), np.uint8), FACTS, Playback(8, 16))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.mp4", "full"]
+
+
+def test_a_small_file_that_claims_endless_frames_is_refused_at_once() -> None:
+    """Its header's checksum is right, so only the claim itself is wrong."""
+    out = io.BytesIO()
+    first, *others = [Image.fromarray(frame) for frame in moving(9)]
+    first.save(out, "PNG", save_all=True, append_images=others)
+    for kind, claim in ((b"IHDR", struct.pack(">II", 8_000, 8_000)), (b"acTL", struct.pack(">I", 2**31 - 1))):
+        data = bytearray(out.getvalue())
+        at = data.index(kind)
+        data[at + 4 : at + 4 + len(claim)] = claim
+        end = at + 4 + int.from_bytes(data[at - 4 : at])
+        data[end : end + 4] = struct.pack(">I", zlib.crc32(data[at:end]))
+        with pytest.raises(BlobCorruptError, match="more than 536870912 pixels"):
+            frames_of(bytes(data))
 
 
 def test_without_pyav_one_line_names_the_extra_and_the_formats_that_work(
