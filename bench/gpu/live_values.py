@@ -1,6 +1,7 @@
 """Count the values that one forward pass keeps alive at its peak, on the meta device: no weights, no arithmetic.
 
     python -m bench.gpu.live_values
+    python -m bench.gpu.live_values FOLDER    # a model on this disk, at its default and longest length
 
 The cards' `row_values` and `decode_values` come from this command. It counts the operators' outputs while any tensor
 refers to them. Attention counts as fused (its scores are never materialised). Allocator, workspace and fragmentation
@@ -9,6 +10,7 @@ are not included: compare the estimate with `python -m bench.gpu.gpu_families` o
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.gpu.gpu_shapes import SHAPES, Shape, build
 from bench.measuring.recording import table
+from services.gpu_worker.engine.family import Family
+from services.gpu_worker.engine.row_start import make_row
+from services.gpu_worker.engine.rows import Task
+from services.gpu_worker.families import load_family
+from shared.models.card_lookup import find_card
 
 META = torch.device("meta")
 
@@ -105,7 +112,22 @@ def inputs_of(shape: Shape, rows: int) -> dict[str, Any]:
     return {**said, "hidden_states": latents}
 
 
+def of_family(family: Family, frames: int) -> tuple[int, int]:
+    """Return the peak values of one step of one row without guidance, and of decoding it, at the card's default
+    size."""
+    card = family.card
+    row = make_row(family, Task("counted", card.name, "", card.default_size, 1, 1.0, seed=0, frames=frames))
+    family.preview(row.latent)  # families fit the preview's factors once
+    return peak_of(lambda: family.step([row])), peak_of(lambda: family.decode(row.latent))
+
+
 def main() -> None:
+    if len(sys.argv) > 1:
+        card = find_card(sys.argv[1])
+        family, lengths = load_family(card), sorted({card.frames.default, card.frames.most})
+        counted = [(length, *(count / 1e6 for count in of_family(family, length))) for length in lengths]
+        print(table([f"{card.name}, frames", "denoiser, 10⁶ per row", "VAE, 10⁶"], counted))
+        return
     rows = [(name, row_values(shape) / 1e6, decode_values(shape) / 1e6) for name, shape in SHAPES.items()]
     print(table(["model, at its default size", "denoiser, 10⁶ per row", "VAE, 10⁶ per image"], rows))
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def model_sheet(card: ModelCard, folder: Path | None, settings: Settings) -> Table:
     """Return a table of everything that is known without loading the model."""
-    need = memory.estimate(card, rows=4)
+    need = memory.largest_batch(card)
     guidance = f"{card.default_guidance:g} ({card.guidance_min:g} to {card.guidance_max:g})"
     wrong = checkpoint.faults(folder) if folder else "everything is missing"
     rows = {

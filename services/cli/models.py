@@ -65,7 +65,8 @@ def list_models(data_dir: DataDir = None) -> None:
     """List the models that ship, those that were added, and those whose card is known.
 
     `here` says whether a model is on this disk. `weights` is the memory of the loaded weights. `memory` adds a batch of
-    four requests with guidance, or the decoding of one image; it is an estimate, not a measurement. A ? means unknown.
+    four images with guidance, or the longest clip, or decoding; it is an estimate, not a measurement. A ? means
+    unknown.
 
     [bold]Example[/bold]
 
@@ -220,7 +221,7 @@ def _counted(card: ModelCard, folder: Path | None) -> ModelCard:
 def _figures(card: ModelCard) -> list[str]:
     if not card.family:
         return ["not known until it is fetched"]
-    need = memory.estimate(card, rows=4)
+    need = memory.largest_batch(card)
     figures = [card.family, str(card.default_size), latent_shape(card), str(card.default_steps)]
     figures += [f"{card.default_guidance:g}", card.dtype]
     return [*figures, memory.said(need.weights), memory.said(need.total if card.row_values else 0)]

@@ -128,8 +128,9 @@ def frames_of(png: bytes) -> Frames:
     try:
         with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
             count = int(getattr(image, "n_frames", 1))
-            if image.width * image.height * count > MAX_PIXELS:
-                raise ValueError(f"{count} frames of {image.width}x{image.height} have more than {MAX_PIXELS} pixels")
+            if max(image.size) > MAX_SIDE or image.width * image.height * count > MAX_PIXELS:
+                said = f"{count} frames of {image.width}x{image.height}"
+                raise ValueError(f"{said} have sides above {MAX_SIDE}, or more than {MAX_PIXELS} pixels")
             frames = [np.asarray(frame.convert("RGB"), dtype=np.uint8) for frame in ImageSequence.Iterator(image)]
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise BlobCorruptError(f"the clip cannot be read: {error}") from error

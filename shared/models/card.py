@@ -119,7 +119,7 @@ class ModelCard:
     """Values that one row of the denoiser keeps alive in a forward pass at the default size and length: an estimate
     (bench.gpu.live_values)."""
     decode_values: int = 0
-    """Values that decoding one image keeps alive at the default size: an estimate."""
+    """Values that decoding one image, or one clip of default length, keeps alive at the default size: an estimate."""
     k_table: str = ""
     """Similarity → K table beside the card, as `afterimage profile` writes it; empty: the paper's."""
     preview_factors: tuple[tuple[float, float, float], ...] = ()

@@ -23,7 +23,7 @@ class Memory:
     batch: int
     """Activations of the denoiser for the whole batch: an estimate (see ModelCard.row_values)."""
     decoding: int
-    """Activations of the VAE for one image: an estimate."""
+    """Activations of the VAE for one image, or the part of a clip that is decoded at once: an estimate."""
 
     @property
     def weights(self) -> int:
@@ -40,8 +40,11 @@ class Memory:
         return max(self.text, self.denoiser + self.batch, self.vae + self.decoding)
 
 
-def estimate(card: ModelCard, rows: int) -> Memory:
+def estimate(card: ModelCard, rows: int, frames: int = 0) -> Memory:
     """Estimate the memory for `rows` requests at the card's default size; guidance above 1 doubles each request's rows.
+
+    frames: length of each clip; 0: the card's default. Activations grow with the frames, also in FreeNoise's windows,
+    because all other layers see every frame at once. A clip is decoded by parts, so decoding does not grow.
 
     Weights are parameters times the bytes of the card's dtype. Activations are the values alive at the peak of one
     forward pass, without the allocator's rounding and reserves.
@@ -52,9 +55,14 @@ def estimate(card: ModelCard, rows: int) -> Memory:
         text=card.text_parameters * size,
         denoiser=card.denoiser_parameters * size,
         vae=card.vae_parameters * size,
-        batch=rows * halves * card.row_values * size,
+        batch=rows * halves * card.row_values * (frames or card.frames.default) // card.frames.default * size,
         decoding=card.decode_values * size,
     )
+
+
+def largest_batch(card: ModelCard) -> Memory:
+    """Estimate the memory of four images, or of the longest clip, which the engine runs without other clips."""
+    return estimate(card, rows=1, frames=card.frames.most) if card.frames.most > 1 else estimate(card, rows=4)
 
 
 def counted(card: ModelCard, folder: Path) -> ModelCard:
@@ -106,7 +114,8 @@ def breakdown(card: ModelCard, need: Memory, offload: str) -> str:
         return "not known before its weights are on this disk"
     parts = f"weights {said(need.weights)} in {card.dtype}"
     if card.row_values:
-        parts += f", a batch of 4 {said(need.batch)}, decoding {said(need.decoding)} (both estimated)"
+        what = f"a clip of {card.frames.most} frames" if card.frames.most > 1 else "a batch of 4"
+        parts += f", {what} {said(need.batch)}, decoding {said(need.decoding)} (both estimated)"
     if offload == "model":
         return f"{parts}; with offload=model {said(need.by_turns)} on the device at a time"
     if offload == "sequential":
