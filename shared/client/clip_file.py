@@ -13,16 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shared.client.image_file import QUALITY, check_place, encoded, exif_of, format_of, text_chunks
-from shared.domain.errors import BlobCorruptError, ConfigurationError, InvalidRequestError
+from shared.domain.errors import ConfigurationError, InvalidRequestError
+from shared.runtime import animated_png
+from shared.runtime.animated_png import FPS, MAX_PIXELS, MAX_SIDE, Frames
 
 if TYPE_CHECKING:
     from PIL import Image
-
-Frames = npt.NDArray[np.uint8]
-"""RGB pixels of a clip, shape (frames, height, width, 3)."""
 
 FORMATS: Mapping[str, str] = {
     ".mp4": "mp4",
@@ -43,14 +41,9 @@ _CONTAINER: Mapping[str, Mapping[str, str]] = {"mp4": {"movflags": "+faststart+u
 _BT709, _LIMITED = 1, 1
 """Numbers of ffmpeg's colour space and range; a player assumes another space for small frames without them."""
 
-FPS = (0.1, 120.0)
 GIF_FPS = 50.0
 """Browsers slow a GIF with delays below 0.02 s down to 10 frames per second."""
 SCALES = (1, 16)
-MAX_SIDE = 8192
-"""Largest width and height in pixels of a scaled frame."""
-MAX_PIXELS = 2**29
-"""Most pixels of all frames together, of a clip that is read or scaled: 1.5 GiB of memory."""
 RESAMPLES = ("lanczos", "nearest")
 THUMBNAILS = 8
 """Frames in a strip of thumbnails, at most."""
@@ -121,24 +114,6 @@ def check_frames_folder(folder: Path, field: str = "out") -> None:
     check_place(folder / "frame.png", field)
 
 
-def frames_of(png: bytes) -> Frames:
-    """Return the frames of an animated PNG; BlobCorruptError for other or incomplete bytes."""
-    from PIL import Image, ImageSequence
-
-    try:
-        with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
-            count = int(getattr(image, "n_frames", 1))
-            if max(image.size) > MAX_SIDE or image.width * image.height * count > MAX_PIXELS:
-                said = f"{count} frames of {image.width}x{image.height}"
-                raise ValueError(f"{said} have sides above {MAX_SIDE}, or more than {MAX_PIXELS} pixels")
-            frames = [np.asarray(frame.convert("RGB"), dtype=np.uint8) for frame in ImageSequence.Iterator(image)]
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise BlobCorruptError(f"the clip cannot be read: {error}") from error
-    if len(frames) != count:
-        raise BlobCorruptError(f"the clip has {len(frames)} of {count} frames")
-    return np.stack(frames)
-
-
 def write_clip(path: Path, frames: Frames, facts: Mapping[str, str], playback: Playback) -> None:
     """Write the clip in the format of the name's ending, with `facts` as metadata; raise OSError if that fails.
 
@@ -196,12 +171,11 @@ def _png(image: Image.Image) -> bytes:
 
 
 def _animation(images: Sequence[Image.Image], facts: Mapping[str, str], fps: float, name: str) -> bytes:
+    if name == "PNG":
+        return animated_png.encode(images, fps, pnginfo=text_chunks(facts))
     first, *others = images
     out, given = io.BytesIO(), dict[str, Any]()
     match name:
-        case "PNG":  # with changing `blend` no frame is merged with an equal one before; frames are opaque
-            given = {"pnginfo": text_chunks(facts), "blend": [index % 2 for index in range(len(images))]}
-            given["duration"] = 1000 / fps
         case "GIF":  # durations are multiples of 10 ms
             given = {"comment": json.dumps(facts, ensure_ascii=False).encode()}
             given["duration"] = [10 * tick for tick in _ticks(len(images), 100 / fps)]

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from protos import common_pb2, gateway_pb2
-from shared.client.clip_file import Frames, Playback, frames_of, write_clip, write_poster, write_strip
+from shared.client.clip_file import Playback, write_clip, write_poster, write_strip
 from shared.client.image_file import facts_of, write
 from shared.domain.errors import AfterimageError, ConfigurationError
 from shared.domain.types import Job, Modality, Plan, Timings
+from shared.runtime import animated_png
+from shared.runtime.animated_png import Frames
 from shared.runtime.rpc import error_named
 from shared.runtime.rpc_types import job_from_proto, plan_from_proto, timings_from_proto
 
@@ -64,7 +66,7 @@ class Clip(Picture):
     @cached_property
     def frames(self) -> Frames:
         """RGB pixels, shape (frames, height, width, 3)."""
-        return frames_of(self.png)
+        return animated_png.decode(self.png)
 
     def save(self, path: str | Path, *, fps: float | None = None, scale: int = 1, resample: str = "lanczos") -> None:
         """Write the clip by the name's ending (shared/client/clip_file.py), with the metadata of `Picture.save`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageSequence, UnidentifiedImageError
+from PIL import Image
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
@@ -18,6 +17,7 @@ from services.gpu_worker.engine.rows import NO_WINDOWS, FromCheckpoint, Latent, 
 from services.gpu_worker.jobs.residual import Residual
 from shared.domain.errors import BlobCorruptError, ConfigurationError
 from shared.domain.types import Plan, Size, from_json, to_json
+from shared.runtime import animated_png
 
 Arrays = dict[str, np.ndarray]
 INLINE_BYTES = 64 * 1024
@@ -200,18 +200,11 @@ def decode_checkpoint(data: bytes) -> tuple[FromCheckpoint, Plan]:
         raise BlobCorruptError(f"the blob is not a checkpoint: {error}") from error
 
 
-def encode_png(pixels: Pixels, fps: float = 8.0) -> bytes:
+def encode_png(pixels: Pixels, fps: float = animated_png.DEFAULT_FPS) -> bytes:
     """Encode (h, w, 3) uint8 as PNG, and (F, h, w, 3) as an animated PNG that plays at `fps`; equal pixels give equal
     bytes."""
-    out = io.BytesIO()
-    first, *others = [Image.fromarray(frame) for frame in (pixels if pixels.ndim == 4 else pixels[None])]
-    animation: dict[str, Any] = {}
-    if others:
-        # Pillow merges equal neighbours that are blended alike; both ways of blending paint opaque frames alike
-        blends = [number % 2 for number in range(len(pixels))]
-        animation = {"save_all": True, "append_images": others, "duration": 1000 / fps, "blend": blends}
-    first.save(out, format="PNG", compress_level=4, **animation)
-    return out.getvalue()
+    frames = pixels if pixels.ndim == 4 else pixels[None]
+    return animated_png.encode([Image.fromarray(frame) for frame in frames], fps, compress_level=4)
 
 
 def preview_png(pixels: Pixels, fps: float) -> bytes:
@@ -223,15 +216,8 @@ def preview_png(pixels: Pixels, fps: float) -> bytes:
 def decode_png(data: bytes) -> Pixels:
     """Decode an image to RGB (h, w, 3) uint8, an animated one to (F, h, w, 3). Raises BlobCorruptError for bytes that
     are not an image."""
-    try:
-        with Image.open(io.BytesIO(data)) as picture:
-            count = int(getattr(picture, "n_frames", 1))
-            frames = [np.array(frame.convert("RGB")) for frame in ImageSequence.Iterator(picture)]
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-        raise BlobCorruptError(f"the blob is not an image: {error}") from error
-    if len(frames) != count:
-        raise BlobCorruptError(f"the blob has {len(frames)} of {count} frames")
-    return frames[0] if count == 1 else np.stack(frames)
+    frames = animated_png.decode(data)
+    return frames[0] if len(frames) == 1 else frames
 
 
 def fitted(pixels: Pixels, size: Size) -> Pixels:

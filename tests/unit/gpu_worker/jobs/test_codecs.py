@@ -139,6 +139,13 @@ def test_pictures_survive_png_and_garbage_does_not() -> None:
             decode_png(data)
 
 
+def test_an_image_of_absurd_size_is_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encode_png(np.zeros((20, 30, 3), np.uint8))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 200)
+    with pytest.raises(BlobCorruptError, match="exceeds limit of 400 pixels"):
+        decode_png(data)
+
+
 def clip_of(frames: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (frames, 20, 30, 3), dtype=np.uint8)
 

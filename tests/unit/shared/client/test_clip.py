@@ -14,8 +14,8 @@ from PIL import Image
 from protos import common_pb2, gateway_pb2
 from services.gpu_worker.jobs.codecs import encode_png
 from shared.client import AsyncClient, Clip, Picture, Progress
-from shared.client.clip_file import Frames, frames_of
 from shared.domain.errors import BlobCorruptError, ConfigurationError, InvalidRequestError
+from shared.runtime.animated_png import Frames, decode
 from tests.unit.shared.client.test_client import gateway
 
 CLIP: Frames = np.random.default_rng(0).integers(0, 256, (5, 24, 32, 3), dtype=np.uint8)
@@ -92,7 +92,7 @@ async def test_previews_of_a_clip_are_animated() -> None:
     async with gateway(stream=server.stream) as address, AsyncClient(address, retry_s=0.0) as client:
         events = [event async for event in client.generate_stream("a fox", modality="video", previews=True)]
     (step,) = [event for event in events if isinstance(event, Progress)]
-    assert frames_of(step.preview).shape == (5, 6, 8, 3)
+    assert decode(step.preview).shape == (5, 6, 8, 3)
 
 
 async def test_a_gateway_without_clips_is_named() -> None:
@@ -112,7 +112,7 @@ async def test_a_clip_is_saved_at_its_own_speed_or_another(tmp_path: Path) -> No
         with Image.open(tmp_path / name) as image:
             assert (image.info["duration"], image.size, image.info["job"]) == (duration, size, "j1")
             assert image.info["prompt"] == "a fox"
-    assert np.array_equal(frames_of((tmp_path / "own.png").read_bytes()), CLIP)
+    assert np.array_equal(decode((tmp_path / "own.png").read_bytes()), CLIP)
     clip.save_poster(tmp_path / "poster.jpg", scale=2)
     clip.save_strip(tmp_path / "strip.png")
     with Image.open(tmp_path / "poster.jpg") as poster, Image.open(tmp_path / "strip.png") as strip:

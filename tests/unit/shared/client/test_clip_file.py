@@ -16,15 +16,14 @@ from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 
 from shared.client.clip_file import (
-    Frames,
     Playback,
     check_clip_writable,
-    frames_of,
     write_clip,
     write_poster,
     write_strip,
 )
 from shared.domain.errors import BlobCorruptError, ConfigurationError, InvalidRequestError
+from shared.runtime.animated_png import Frames, decode
 
 FACTS = {"prompt": "ein Füchslein im Schnee, 雪の中の狐 🦊", "seed": "7", "job": "j1", "Software": "Afterimage"}
 
@@ -74,14 +73,14 @@ def test_an_mp4_begins_with_its_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["fox.png", "fox.apng"])
-def test_an_animated_png_has_the_very_frames(tmp_path: Path, name: str) -> None:
+def test_an_animated_png_has_bit_identical_frames(tmp_path: Path, name: str) -> None:
     frames = moving()
     write_clip(tmp_path / name, frames, FACTS, Playback(12.5))
     data = (tmp_path / name).read_bytes()
     with PngImageFile(io.BytesIO(data)) as image:
         assert (image.n_frames, image.info["duration"]) == (16, 80.0)  # equal neighbours are two frames
         assert {key: image.info[key] for key in FACTS} == FACTS
-    assert np.array_equal(frames_of(data), frames)
+    assert np.array_equal(decode(data), frames)
 
 
 def test_a_folder_has_one_lossless_file_per_frame(tmp_path: Path) -> None:
@@ -123,7 +122,7 @@ def test_a_clip_of_one_frame_can_be_written(tmp_path: Path) -> None:
     for ending in ("mp4", "webm", "png", "gif", "webp"):
         write_clip(tmp_path / f"fox.{ending}", moving(1), FACTS, Playback(8))
     assert len(read_video(tmp_path / "fox.mp4")[0]) == 1
-    assert np.array_equal(frames_of((tmp_path / "fox.png").read_bytes()), moving(1))
+    assert np.array_equal(decode((tmp_path / "fox.png").read_bytes()), moving(1))
 
 
 def test_other_bytes_are_no_clip(tmp_path: Path) -> None:
@@ -136,8 +135,8 @@ def test_other_bytes_are_no_clip(tmp_path: Path) -> None:
         (tmp_path / "fox.gif").read_bytes(),
         *(whole[:end] for end in range(8, len(whole) - 12, 20)),
     ):
-        with pytest.raises(BlobCorruptError, match="the clip"):
-            frames_of(data)
+        with pytest.raises(BlobCorruptError, match="the blob"):
+            decode(data)
 
 
 def test_a_poster_is_the_first_frame_and_a_strip_shows_the_whole_clip(tmp_path: Path) -> None:
