@@ -92,6 +92,11 @@ def _has_pyav() -> bool:
     return True
 
 
+def most_fps(path: Path) -> float:
+    """Return the highest speed of a clip's file."""
+    return GIF_FPS if clip_format_of(path) == "GIF" else FPS[1]
+
+
 def check_clip_writable(path: Path, fps: float | None = None) -> None:
     """Raise InvalidRequestError if this clip cannot be written; the check leaves the disk unchanged."""
     name = clip_format_of(path)

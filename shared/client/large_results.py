@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from shared.client.views import Picture
+from shared.client.views import Clip, Picture
 from shared.domain.errors import BlobCorruptError
+from shared.runtime.animated_png import fps_of
 
 P = TypeVar("P", bound=Picture)
 
@@ -16,13 +17,17 @@ P = TypeVar("P", bound=Picture)
 async def whole(picture: P, read: Callable[[int], Awaitable[bytes]]) -> P:
     """Return the job with all bytes of its result; BlobCorruptError if they do not match its hash.
 
-    A large result comes without its bytes, or with the first of them. read: return the bytes from an offset on.
+    A large result comes without its bytes, or with the first of them. read: return the bytes from an offset on. A clip
+    whose model is not served any more gets the speed of its file.
     """
-    if len(picture.png) >= picture.picture_bytes:
-        return picture
     data = bytearray(picture.png)
-    while len(data) < picture.picture_bytes and (part := await read(len(data))):
-        data += part
-    if hashlib.sha256(data).hexdigest() != picture.picture_sha256:
-        raise BlobCorruptError(f"job {picture.job.id}: the parts of its result do not match its hash; read it again")
-    return replace(picture, png=bytes(data))
+    if len(data) < picture.picture_bytes:
+        while len(data) < picture.picture_bytes and (part := await read(len(data))):
+            data += part
+        if hashlib.sha256(data).hexdigest() != picture.picture_sha256:
+            said = "the parts of its result do not match its hash; read it again"
+            raise BlobCorruptError(f"job {picture.job.id}: {said}")
+        picture = replace(picture, png=bytes(data))
+    if isinstance(picture, Clip) and not picture.fps:
+        picture = replace(picture, fps=fps_of(picture.png))
+    return picture

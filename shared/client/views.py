@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from protos import common_pb2, gateway_pb2
-from shared.client.clip_file import Playback, write_clip, write_poster, write_strip
+from shared.client.clip_file import Playback, most_fps, write_clip, write_poster, write_strip
 from shared.client.image_file import facts_of, write
 from shared.domain.errors import AfterimageError, ConfigurationError
 from shared.domain.types import Job, Modality, Plan, Timings
@@ -71,11 +71,12 @@ class Clip(Picture):
     def save(self, path: str | Path, *, fps: float | None = None, scale: int = 1, resample: str = "lanczos") -> None:
         """Write the clip by the name's ending (shared/client/clip_file.py), with the metadata of `Picture.save`.
 
-        fps: speed of playback; None: the model's. scale: pixels of the file per generated pixel. resample: `lanczos` or
-        `nearest`. A name without an ending is a folder of PNG frames.
+        fps: speed of playback; None: the model's, or the highest of the format. scale: pixels of the file per generated
+        pixel. resample: `lanczos` or `nearest`. A name without an ending is a folder of PNG frames.
         """
-        playback = Playback(self.fps if fps is None else fps, scale, resample)
-        write_clip(Path(path), self.frames, facts_of(self.job, self.model), playback)
+        path = Path(path)
+        playback = Playback(min(self.fps, most_fps(path)) if fps is None else fps, scale, resample)
+        write_clip(path, self.frames, facts_of(self.job, self.model), playback)
 
     def save_poster(self, path: str | Path, *, scale: int = 1, resample: str = "lanczos") -> None:
         """Write the first frame as PNG, JPEG or WebP."""

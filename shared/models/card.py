@@ -16,6 +16,7 @@ from shared.models import hub
 from shared.models.checkpoint import INDEX, faults, read_json
 from shared.models.schedules import nearest_step, noise_process, same_noise_level, sampler_id
 from shared.models.weights import weights_hash
+from shared.runtime.animated_png import FPS
 
 NOOP_PREFIX = "noop:"
 """Prefix of model paths for a denoiser that only waits, for benchmarks: `noop:?step_ms=1&row_ms=.2`."""
@@ -131,8 +132,8 @@ class ModelCard:
         if self.frames.window < 0 or not 1 <= self.frames.stride <= (self.frames.window or self.frames.stride):
             got = f"got {self.frames.stride} of {self.frames.window}"
             raise ValueError(f"frames: window must be 0 or more, stride from 1 to window ({got})")
-        if not 0 < self.frames.fps < math.inf:
-            raise ValueError(f"frames: fps must be above 0 (got {self.frames.fps})")
+        if not FPS[0] <= self.frames.fps <= FPS[1]:  # false for nan as well
+            raise ValueError(f"frames: fps must be from {FPS[0]:g} to {FPS[1]:g} (got {self.frames.fps})")
         if self.frames.multiple_of < 1:
             raise ValueError(f"frames: multiple_of must be 1 or more (got {self.frames.multiple_of})")
         if not self.frames.allows(self.frames.default):

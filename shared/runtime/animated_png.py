@@ -54,3 +54,15 @@ def decode(png: bytes) -> Frames:
     if len(frames) != count:
         raise BlobCorruptError(f"the blob has {len(frames)} of {count} frames")
     return np.stack(frames)
+
+
+def fps_of(png: bytes) -> float:
+    """Return the frames per second by the duration of the first frame; DEFAULT_FPS for an image."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
+            duration = float(image.info.get("duration", 0.0))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise BlobCorruptError(f"the blob is not an image: {error}") from error
+    return round(1000 / duration, 6) if duration else DEFAULT_FPS

@@ -70,8 +70,9 @@ def test_the_video_model_comes_last_and_serves_no_images(settings: Settings) -> 
     assert list(of_images(cards)) == ["noop"]
     with pytest.raises(ConfigurationError, match="generates images only; name a model of clips"):
         served_cards(settings.model_copy(update={"large": "noop:", "video": "sd-1.5"}))
-    with pytest.raises(ValueError, match="frames: fps must be above 0"):
-        ModelCard("clips", frames=FrameRule(fps=0))
+    for fps in (0.0, 0.05, 121.0, float("nan")):
+        with pytest.raises(ValueError, match=r"frames: fps must be from 0\.1 to 120"):
+            ModelCard("clips", frames=FrameRule(fps=fps))
 
 
 @pytest.mark.parametrize("name", ["sd-1.5", "sd-2.1", "sdxl", "sana-1.6b"])

@@ -22,9 +22,9 @@ CLIP: Frames = np.random.default_rng(0).integers(0, 256, (5, 24, 32, 3), dtype=n
 DATA = encode_png(CLIP, 8.0)
 
 
-def job(data: bytes = DATA, modality: Any = common_pb2.MODALITY_VIDEO) -> common_pb2.Job:
+def job(data: bytes = DATA, modality: Any = common_pb2.MODALITY_VIDEO, fps: float = 8.0) -> common_pb2.Job:
     request = common_pb2.Request(prompt="a fox", frames=5, modality=modality)
-    known: dict[str, Any] = {"picture_bytes": len(data), "picture_sha256": hashlib.sha256(data).hexdigest(), "fps": 8.0}
+    known: dict[str, Any] = {"picture_bytes": len(data), "picture_sha256": hashlib.sha256(data).hexdigest(), "fps": fps}
     return common_pb2.Job(id="j1", state=common_pb2.JOB_STATE_SUCCEEDED, request=request, **known)
 
 
@@ -119,3 +119,29 @@ async def test_a_clip_is_saved_at_its_own_speed_or_another(tmp_path: Path) -> No
         assert (poster.size, strip.size) == ((64, 48), (5 * 32, 24))
     with pytest.raises(InvalidRequestError, match="fps: must be a number"):
         clip.save(tmp_path / "never.png", fps=-1)
+
+
+async def test_a_clip_whose_model_is_not_served_any_more_has_the_speed_of_its_file(tmp_path: Path) -> None:
+    data = encode_png(CLIP, 24.0)
+    for part in (2**20, len(data) // 2):
+        server = Server(part, data, data=data, fps=0.0)
+        async with gateway(unary=server.unary) as address, AsyncClient(address, retry_s=0.0) as client:
+            clip = await client.get_picture("j1")
+        assert isinstance(clip, Clip)
+        assert clip.fps == 24.0
+    clip.save(tmp_path / "fox.png")
+    clip.save_poster(tmp_path / "poster.png")
+    clip.save_strip(tmp_path / "strip.png")
+    for name in ("fox.png", "poster.png", "strip.png"):
+        with Image.open(tmp_path / name) as image:
+            assert image.height == 24
+
+
+async def test_a_gif_of_a_fast_model_plays_as_fast_as_a_gif_can(tmp_path: Path) -> None:
+    async with gateway(unary=Server(fps=60.0).unary) as address, AsyncClient(address, retry_s=0.0) as client:
+        clip = await client.generate_video("a fox")
+    clip.save(tmp_path / "fox.gif")
+    with Image.open(tmp_path / "fox.gif") as image:
+        assert image.info["duration"] == 20
+    with pytest.raises(InvalidRequestError, match="fps: must be at most 50 in a GIF"):
+        clip.save(tmp_path / "fox.gif", fps=60.0)
