@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shared.client.image_file import QUALITY, check_place, encoded, exif_of, format_of, text_chunks
+from shared.client.image_file import CLIP_JOB, QUALITY, check_place, encoded, exif_of, format_of, text_chunks
 from shared.domain.errors import ConfigurationError, InvalidRequestError
 from shared.runtime import animated_png
-from shared.runtime.animated_png import FPS, MAX_PIXELS, MAX_SIDE, Frames
+from shared.runtime.animated_png import FPS, MAX_SIDE, Frames
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -44,6 +44,10 @@ _BT709, _LIMITED = 1, 1
 GIF_FPS = 50.0
 """Browsers slow a GIF with delays below 0.02 s down to 10 frames per second."""
 SCALES = (1, 16)
+ANIMATION_PIXELS = 2**27
+"""Pixels of all frames of a scaled GIF, WebP or PNG together: Pillow keeps them twice, with 4 bytes each."""
+STRIP_WIDTH = 16383
+"""Largest width of a strip in pixels: WebP's limit, below those of JPEG and PNG."""
 RESAMPLES = ("lanczos", "nearest")
 THUMBNAILS = 8
 """Frames in a strip of thumbnails, at most."""
@@ -129,44 +133,64 @@ def write_clip(path: Path, frames: Frames, facts: Mapping[str, str], playback: P
     if name == "folder":
         path.mkdir(exist_ok=True)
         for number, image in enumerate(images, 1):
-            (path / f"frame-{number:04}.png").write_bytes(encoded(_png(image), facts, "PNG"))
+            (path / f"frame-{number:04}.png").write_bytes(encoded(_png(image), _of_clip(facts), "PNG"))
     elif name in CODECS:
         path.write_bytes(_video(images, facts, playback.fps, name))
     else:
+        if playback.scale > 1 and frames[..., 0].size * playback.scale**2 > ANIMATION_PIXELS:
+            rule = f"must keep all frames at most {ANIMATION_PIXELS} pixels together in {path.suffix}; .mp4 has no such limit"
+            raise InvalidRequestError("scale", rule, playback.scale)
         path.write_bytes(_animation(list(images), facts, playback.fps, name))
 
 
 def write_poster(path: Path, frames: Frames, facts: Mapping[str, str], playback: Playback) -> None:
     """Write the first frame as an image: PNG, JPEG or WebP."""
-    path.write_bytes(encoded(_png(next(_scaled(frames[:1], playback))), facts, format_of(path)))
+    path.write_bytes(encoded(_png(next(_scaled(frames[:1], playback))), _of_clip(facts), format_of(path)))
 
 
 def write_strip(path: Path, frames: Frames, facts: Mapping[str, str], playback: Playback) -> None:
-    """Write at most THUMBNAILS frames, evenly spread over the clip, beside each other: PNG, JPEG or WebP."""
+    """Write at most THUMBNAILS frames, evenly spread over the clip, beside each other: PNG, JPEG or WebP.
+
+    A strip that would be wider than STRIP_WIDTH has smaller frames.
+    """
     from PIL import Image
 
     spread = np.linspace(0, len(frames) - 1, min(len(frames), THUMBNAILS)).round().astype(int)
-    images = list(_scaled(frames[spread], playback))
-    strip = Image.new("RGB", (sum(image.width for image in images), images[0].height))
-    for index, image in enumerate(images):
-        strip.paste(image, (index * image.width, 0))
-    path.write_bytes(encoded(_png(strip), facts, format_of(path)))
+    width, height = _size(frames, playback)
+    share = min(1.0, STRIP_WIDTH / (len(spread) * width))
+    size = max(int(share * width), 1), max(int(share * height), 1)
+    strip = Image.new("RGB", (len(spread) * size[0], size[1]))
+    for index, image in enumerate(_resized(frames[spread], size, playback.resample)):
+        strip.paste(image, (index * size[0], 0))
+    path.write_bytes(encoded(_png(strip), _of_clip(facts), format_of(path)))
+
+
+def _of_clip(facts: Mapping[str, str]) -> dict[str, str]:
+    """Return the metadata of an image that shows frames of a clip: `clip` names the job, which `job` does in whole
+    results."""
+    return {CLIP_JOB if name == "job" else name: fact for name, fact in facts.items()}
+
+
+def _size(frames: Frames, playback: Playback) -> tuple[int, int]:
+    """Return width and height of a frame in the file."""
+    height, width = frames.shape[1:3]
+    if playback.scale > 1 and playback.scale * max(width, height) > MAX_SIDE:
+        rule = f"must keep width and height at most {MAX_SIDE} pixels; the clip is {width}x{height}"
+        raise InvalidRequestError("scale", rule, playback.scale)
+    return width * playback.scale, height * playback.scale
 
 
 def _scaled(frames: Frames, playback: Playback) -> Iterator[Image.Image]:
     """Yield one image per frame at the size of the file."""
+    return _resized(frames, _size(frames, playback), playback.resample)
+
+
+def _resized(frames: Frames, size: tuple[int, int], resample: str) -> Iterator[Image.Image]:
     from PIL import Image
 
-    width, height = frames.shape[2] * playback.scale, frames.shape[1] * playback.scale
-    clip = f"the clip is {len(frames)} x {frames.shape[2]}x{frames.shape[1]}"
-    if playback.scale > 1 and max(width, height) > MAX_SIDE:
-        raise InvalidRequestError("scale", f"must keep width and height at most {MAX_SIDE}; {clip}", playback.scale)
-    if playback.scale > 1 and len(frames) * width * height > MAX_PIXELS:
-        raise InvalidRequestError("scale", f"must keep all frames at most {MAX_PIXELS} pixels; {clip}", playback.scale)
-    how = Image.Resampling[playback.resample.upper()]
     for frame in frames:
         image = Image.fromarray(frame)
-        yield image.resize((width, height), how) if playback.scale > 1 else image
+        yield image if image.size == size else image.resize(size, Image.Resampling[resample.upper()])
 
 
 def _png(image: Image.Image) -> bytes:

@@ -9,8 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shared.domain.errors import InvalidRequestError
 from shared.domain.types import Job
+from shared.runtime import animated_png
 
 if TYPE_CHECKING:
     from PIL import Image, PngImagePlugin
@@ -20,6 +23,8 @@ QUALITY = 95
 """Quality of JPEG and WebP files, 0–100."""
 COMMENT_CHARS = 2000
 """Characters of one value in an EXIF block of 64 KiB; JSON takes up to 12 bytes per character."""
+CLIP_JOB = "clip"
+"""Name of the metadata with the job of a clip, in images that show only some of its frames."""
 _EXIF_IFD, _USER_COMMENT = 0x8769, 0x9286
 
 
@@ -69,21 +74,24 @@ def job_named_in(path: Path) -> str:
 
     try:
         with Image.open(path) as image:
-            job = image.info.get("job") if image.format == "PNG" else None
+            known = image.info if image.format == "PNG" else {}
     except OSError as error:
         raise InvalidRequestError("from", f"cannot be read ({error})", path) from error
-    if not isinstance(job, str):
+    if isinstance(clip := known.get(CLIP_JOB), str):
+        raise InvalidRequestError("from", f"shows only a part of a clip; to start from the clip: --from {clip}", path)
+    if not isinstance(job := known.get("job"), str):
         raise InvalidRequestError("from", "must be the id of a job, or a PNG file that Afterimage wrote", path)
     return job
 
 
 def same_pixels(path: Path, png: bytes) -> bool:
-    """Return whether the file holds exactly this image."""
-    from PIL import Image, ImageChops
+    """Return whether the file holds exactly this image, or exactly the frames of this clip; BlobCorruptError for a file
+    that cannot be read."""
+    from PIL import Image
 
-    with Image.open(path) as one, Image.open(io.BytesIO(png)) as other:
-        alike = one.size == other.size and one.mode == other.mode
-        return alike and ImageChops.difference(one, other).getbbox() is None
+    with Image.open(path) as one:
+        alike = one.mode == "RGB"
+    return alike and np.array_equal(animated_png.decode(path.read_bytes()), animated_png.decode(png))
 
 
 def encoded(png: bytes, facts: Mapping[str, str], format_name: str) -> bytes:

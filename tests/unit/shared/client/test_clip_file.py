@@ -22,10 +22,13 @@ from shared.client.clip_file import (
     write_poster,
     write_strip,
 )
+from shared.client.image_file import job_named_in, same_pixels
 from shared.domain.errors import BlobCorruptError, ConfigurationError, InvalidRequestError
 from shared.runtime.animated_png import Frames, decode
 
 FACTS = {"prompt": "ein Füchslein im Schnee, 雪の中の狐 🦊", "seed": "7", "job": "j1", "Software": "Afterimage"}
+PART = {"clip" if name == "job" else name: fact for name, fact in FACTS.items()}
+"""Metadata of an image that shows only some frames."""
 
 
 def moving(count: int = 16, side: int = 64) -> Frames:
@@ -92,7 +95,7 @@ def test_a_folder_has_one_lossless_file_per_frame(tmp_path: Path) -> None:
     for file, frame in zip(files, frames, strict=True):
         with Image.open(file) as image:
             assert np.array_equal(np.asarray(image), frame.repeat(2, axis=0).repeat(2, axis=1))
-            assert image.info == FACTS
+            assert image.info == PART
     with pytest.raises(InvalidRequestError, match="out: must be a new or empty folder"):
         write_clip(tmp_path / "clip", frames, FACTS, Playback(8))
 
@@ -145,12 +148,58 @@ def test_a_poster_is_the_first_frame_and_a_strip_shows_the_whole_clip(tmp_path: 
     write_strip(tmp_path / "strip.png", frames, FACTS, Playback(8))
     with Image.open(tmp_path / "poster.png") as poster, Image.open(tmp_path / "strip.png") as strip:
         assert np.array_equal(np.asarray(poster), frames[0].repeat(2, axis=0).repeat(2, axis=1))
-        assert (strip.size, poster.info) == ((8 * 64, 64), FACTS)
+        assert (strip.size, poster.info) == ((8 * 64, 64), PART)
         assert np.array_equal(np.asarray(strip)[:, :64], frames[0])
         assert np.array_equal(np.asarray(strip)[:, -64:], frames[-1])
     write_poster(tmp_path / "poster.jpg", frames, FACTS, Playback(8))
     with Image.open(tmp_path / "poster.jpg") as poster:
         assert poster.format == "JPEG"
+
+
+def test_a_part_of_a_clip_does_not_name_the_clip_as_its_job(tmp_path: Path) -> None:
+    frames, playback = moving(), Playback(8)
+    write_clip(tmp_path / "clip.png", frames, FACTS, playback)
+    write_clip(tmp_path / "frames", frames, FACTS, playback)
+    write_poster(tmp_path / "poster.png", frames, FACTS, playback)
+    write_strip(tmp_path / "strip.png", frames, FACTS, playback)
+    assert job_named_in(tmp_path / "clip.png") == "j1"
+    for part in ("poster.png", "strip.png", "frames/frame-0001.png"):
+        with pytest.raises(InvalidRequestError, match=r"from: shows only a part of a clip; .* --from j1"):
+            job_named_in(tmp_path / part)
+
+
+def test_a_clip_is_unchanged_only_with_every_frame(tmp_path: Path) -> None:
+    frames = moving()
+    for name, changed in {
+        "same": frames,
+        "shorter": frames[:-1],
+        "first": frames[:1],
+        "others": frames[[0, *[3] * 15]],
+    }.items():
+        write_clip(tmp_path / f"{name}.png", changed, FACTS, Playback(12.5))
+    data = (tmp_path / "same.png").read_bytes()
+    alike = {path.stem for path in tmp_path.iterdir() if same_pixels(path, data)}
+    assert alike == {"same"}
+    (tmp_path / "torn.png").write_bytes(data[: len(data) // 2])
+    with pytest.raises(BlobCorruptError, match="the blob"):
+        same_pixels(tmp_path / "torn.png", data)
+
+
+def test_a_wide_strip_is_shrunk_to_what_every_format_holds(tmp_path: Path) -> None:
+    for name in ("strip.webp", "strip.jpg", "strip.png"):
+        write_strip(tmp_path / name, np.zeros((8, 8, 512, 3), np.uint8), FACTS, Playback(8, 8, "nearest"))
+        with Image.open(tmp_path / name) as strip:
+            assert strip.size == (16376, 31)
+
+
+def test_an_animated_image_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
+    frames = np.broadcast_to(np.zeros((1, 1, 1, 3), np.uint8), (64, 1024, 1024, 3))
+    for name in ("fox.gif", "fox.webp", "fox.png"):
+        with pytest.raises(
+            InvalidRequestError, match=f"scale: must keep all frames at most 134217728 pixels .*{name[3:]}"
+        ):
+            write_clip(tmp_path / name, frames, FACTS, Playback(8, 2))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -208,7 +257,7 @@ def test_a_small_file_that_claims_endless_frames_is_refused_at_once() -> None:
         end = at + 4 + int.from_bytes(data[at - 4 : at])
         data[end : end + 4] = struct.pack(">I", zlib.crc32(data[at:end]))
         with pytest.raises(BlobCorruptError, match="more than 536870912 pixels"):
-            frames_of(bytes(data))
+            decode(bytes(data))
 
 
 def test_without_pyav_one_line_names_the_extra_and_the_formats_that_work(
