@@ -138,7 +138,7 @@ def write_clip(path: Path, frames: Frames, facts: Mapping[str, str], playback: P
         path.write_bytes(_video(images, facts, playback.fps, name))
     else:
         if playback.scale > 1 and frames[..., 0].size * playback.scale**2 > ANIMATION_PIXELS:
-            rule = f"must keep all frames at most {ANIMATION_PIXELS} pixels together in {path.suffix}; .mp4 has no such limit"
+            rule = f"must keep all frames at most {ANIMATION_PIXELS} pixels together in {path.suffix}, not so in .mp4"
             raise InvalidRequestError("scale", rule, playback.scale)
         path.write_bytes(_animation(list(images), facts, playback.fps, name))
 

@@ -236,12 +236,8 @@ def test_what_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> No
         assert str(caught.value) == f"out: {rule} (got {str(path)!r})"
     with pytest.raises(InvalidRequestError, match=r"fps: must be at most 50 in a GIF \(got '60.0'\)"):
         check_clip_writable(tmp_path / "fox.gif", 60.0)
-    with pytest.raises(InvalidRequestError, match="scale: must keep width and height at most 8192; the clip"):
+    with pytest.raises(InvalidRequestError, match="scale: must keep width and height at most 8192 pixels; the clip"):
         write_clip(tmp_path / "wide.png", np.zeros((1, 8, 1024, 3), np.uint8), FACTS, Playback(8, 16))
-    with pytest.raises(
-        InvalidRequestError, match="scale: must keep all frames at most 536870912 pixels; the clip is 9"
-    ):
-        write_clip(tmp_path / "long.mp4", np.zeros((9, 512, 512, 3), np.uint8), FACTS, Playback(8, 16))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.mp4", "full"]
 
 
