@@ -15,7 +15,7 @@ import grpc
 
 from protos import gateway_pb2
 from protos.gateway_pb2_grpc import GatewayServiceStub
-from shared.client.large_results import P, whole
+from shared.client.large_results import ReadPart, whole, whole_or_failed
 from shared.client.request_fields import RequestFields, checked_count, request_message
 from shared.client.retry import Patience, countdown
 from shared.client.views import (
@@ -23,11 +23,11 @@ from shared.client.views import (
     Clip,
     Event,
     Failed,
-    ImagesFailedError,
     JobView,
     Picture,
     Progress,
     event_of,
+    finished,
     images_of,
     picture_of,
     read_reply,
@@ -107,7 +107,7 @@ class AsyncClient:
         reply = await self._retried(
             lambda: _unary(self._stub.Generate, request, timeout_s=left_s(), metadata=metadata), on_wait
         )
-        return await self._whole(read_reply(reply, lambda: picture_of(reply.job, reply.picture)), left_s())
+        return await whole(read_reply(reply, lambda: picture_of(reply.job, reply.picture)), self._parts(left_s))
 
     async def generate_video(
         self,
@@ -150,11 +150,8 @@ class AsyncClient:
         reply = await self._retried(
             lambda: _unary(self._stub.Generate, request, timeout_s=left_s(), metadata=metadata), on_wait
         )
-        try:
-            return [await self._whole(one, left_s()) for one in read_reply(reply, lambda: images_of(reply))]
-        except ImagesFailedError as error:
-            error.pictures = [await self._whole(one, left_s()) for one in error.pictures]
-            raise
+        images, parts = read_reply(reply, lambda: images_of(reply)), self._parts(left_s)
+        return finished([await whole_or_failed(one, parts) for one in images])
 
     async def generate_stream(
         self,
@@ -184,7 +181,7 @@ class AsyncClient:
         patience, now = self._patience(), asyncio.get_running_loop().time
         told = set[tuple[bool, int]]()
         """Images that were accepted (False) or ended (True)."""
-        pictures, failed = list[Picture](), list[Failed]()
+        ended = list[Picture | Failed]()
         left_s = countdown(timeout_s)
         while True:
             begun = now()
@@ -197,15 +194,12 @@ class AsyncClient:
                             continue
                         told.add(kind)
                     patience.renew()
-                    if isinstance(event, Failed):
-                        failed.append(event)
-                        continue
-                    if isinstance(event, Picture):
-                        event = await self._whole(event, left_s())
-                        pictures.append(event)
-                    yield event
-                if failed:
-                    raise ImagesFailedError(pictures, failed)
+                    if isinstance(event, Picture | Failed):
+                        event = await whole_or_failed(event, self._parts(left_s))
+                        ended.append(event)
+                    if not isinstance(event, Failed):
+                        yield event
+                finished(ended)
                 return
             except grpc.RpcError as error:
                 lasted_s, begun = now() - begun, now()
@@ -227,10 +221,14 @@ class AsyncClient:
         return read_reply(reply, lambda: view_of(reply.job))
 
     async def get_picture(self, job_id: str, *, timeout_s: float = 10.0) -> Picture:
-        """Return a finished job with its image; NotFoundError without an image: not finished, failed, or expired."""
+        """Return a finished job with its image; NotFoundError without an image: not finished, failed, or expired.
+
+        timeout_s: limit of each try, and of all further parts of a large result together.
+        """
         request = gateway_pb2.GetJobRequest(job_id=job_id, picture=True)
         reply = await self._call(self._stub.GetJob, request, timeout_s)
-        return await self._whole(read_reply(reply, lambda: picture_of(reply.job, reply.picture)), timeout_s)
+        parts = self._parts(countdown(timeout_s))
+        return await whole(read_reply(reply, lambda: picture_of(reply.job, reply.picture)), parts)
 
     async def list_jobs(
         self, *, state: JobState | None = None, page_size: int = 50, page_token: str = "", timeout_s: float = 10.0
@@ -250,13 +248,16 @@ class AsyncClient:
         reply = await self._call(self._stub.CancelJob, gateway_pb2.CancelJobRequest(job_id=job_id), timeout_s)
         return read_reply(reply, lambda: view_of(reply.job))
 
-    async def _whole(self, picture: P, timeout_s: float) -> P:
-        async def part(offset: int) -> bytes:
-            request = gateway_pb2.GetJobRequest(job_id=picture.job.id, picture=True, offset=offset)
-            reply = await self._call(self._stub.GetJob, request, timeout_s)
+    def _parts(self, left_s: Callable[[], float]) -> ReadPart:
+        """Return a function that reads parts of results. left_s: returns the seconds left for all parts together."""
+
+        async def part(job_id: str, offset: int) -> bytes:
+            request = gateway_pb2.GetJobRequest(job_id=job_id, picture=True, offset=offset)
+            get, metadata = self._stub.GetJob, self._metadata()
+            reply = await self._retried(lambda: _unary(get, request, timeout_s=left_s(), metadata=metadata))
             return read_reply(reply, lambda: bytes(reply.picture))
 
-        return await whole(picture, part)
+        return part
 
     # ---- retries ----
 

@@ -249,12 +249,15 @@ def _video(images: Iterator[Image.Image], facts: Mapping[str, str], fps: float, 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the encoders' own lines off stderr."""
+    """Keep the encoders' own lines off stderr, and raise OSError for their errors."""
+    import av.error
     import av.logging
 
     level = av.logging.get_level()
     av.logging.set_level(av.logging.ERROR)
     try:
         yield
+    except av.error.FFmpegError as error:
+        raise OSError(f"the encoder failed: {error}") from error
     finally:
         av.logging.set_level(level)

@@ -7,22 +7,24 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from shared.client.views import Clip, Picture
-from shared.domain.errors import BlobCorruptError
+from shared.client.views import Clip, Failed, Picture
+from shared.domain.errors import AfterimageError, BlobCorruptError
 from shared.runtime.animated_png import fps_of
 
 P = TypeVar("P", bound=Picture)
+ReadPart = Callable[[str, int], Awaitable[bytes]]
+"""Function that returns the bytes of a job's result from an offset on."""
 
 
-async def whole(picture: P, read: Callable[[int], Awaitable[bytes]]) -> P:
+async def whole(picture: P, read: ReadPart) -> P:
     """Return the job with all bytes of its result; BlobCorruptError if they do not match its hash.
 
-    A large result comes without its bytes, or with the first of them. read: return the bytes from an offset on. A clip
-    whose model is not served any more gets the speed of its file.
+    A large result comes without its bytes, or with the first of them. A clip whose model is not served any more gets
+    the speed of its file.
     """
     data = bytearray(picture.png)
     if len(data) < picture.picture_bytes:
-        while len(data) < picture.picture_bytes and (part := await read(len(data))):
+        while len(data) < picture.picture_bytes and (part := await read(picture.job.id, len(data))):
             data += part
         if hashlib.sha256(data).hexdigest() != picture.picture_sha256:
             said = "the parts of its result do not match its hash; read it again"
@@ -31,3 +33,11 @@ async def whole(picture: P, read: Callable[[int], Awaitable[bytes]]) -> P:
     if isinstance(picture, Clip) and not picture.fps:
         picture = replace(picture, fps=fps_of(picture.png))
     return picture
+
+
+async def whole_or_failed(image: Picture | Failed, read: ReadPart) -> Picture | Failed:
+    """Return one of several images with all its bytes; one whose result cannot be read counts as failed."""
+    try:
+        return image if isinstance(image, Failed) else await whole(image, read)
+    except AfterimageError as error:
+        return Failed(image.index, image.job.id, error)

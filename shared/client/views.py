@@ -183,14 +183,19 @@ def image_of(message: gateway_pb2.Image, index: int) -> Picture | Failed:
     return picture_of(message.job, message.picture, index)
 
 
-def images_of(message: gateway_pb2.GenerateResponse) -> list[Picture]:
-    """Return all images of a request; ImagesFailedError when some failed."""
+def images_of(message: gateway_pb2.GenerateResponse) -> list[Picture | Failed]:
+    """Return all images of a request."""
     if not message.images:
         return [picture_of(message.job, message.picture)]
-    images = [image_of(image, index) for index, image in enumerate(message.images)]
+    return [image_of(image, index) for index, image in enumerate(message.images)]
+
+
+def finished(images: Sequence[Picture | Failed]) -> list[Picture]:
+    """Return all images of a request; ImagesFailedError when some failed, the error itself of a single image."""
     pictures = [one for one in images if isinstance(one, Picture)]
-    if len(pictures) < len(images):
-        raise ImagesFailedError(pictures, [one for one in images if isinstance(one, Failed)])
+    failed = [one for one in images if isinstance(one, Failed)]
+    if failed:
+        raise failed[0].error if len(images) == 1 else ImagesFailedError(pictures, failed)
     return pictures
 
 

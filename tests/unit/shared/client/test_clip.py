@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,8 +14,8 @@ from PIL import Image
 
 from protos import common_pb2, gateway_pb2
 from services.gpu_worker.jobs.codecs import encode_png
-from shared.client import AsyncClient, Clip, Picture, Progress
-from shared.domain.errors import BlobCorruptError, ConfigurationError, InvalidRequestError
+from shared.client import AsyncClient, Clip, ImagesFailedError, Picture, Progress
+from shared.domain.errors import BlobCorruptError, ConfigurationError, DeadlineError, InvalidRequestError
 from shared.runtime.animated_png import Frames, decode
 from tests.unit.shared.client.test_client import gateway
 
@@ -85,6 +86,50 @@ async def test_a_large_clip_is_read_in_parts_and_checked() -> None:
         async with gateway(unary=other.unary) as address, AsyncClient(address, retry_s=0.0) as client:
             with pytest.raises(BlobCorruptError, match="job j1: the parts of its result do not match its hash"):
                 await client.generate_video("a fox")
+
+
+async def test_one_unreadable_result_leaves_the_others() -> None:
+    jobs = {name: job() for name in ("j1", "j2")}
+    jobs["j2"].id = "j2"
+
+    async def unary(request: bytes, context: Any) -> bytes:
+        if (name := request[2:4].decode(errors="replace")) in jobs:  # the job id of a GetJobRequest
+            offset = gateway_pb2.GetJobRequest.FromString(request).offset
+            stored = DATA[:-1] + b"x" if name == "j1" else DATA
+            return gateway_pb2.GetJobResponse(job=jobs[name], picture=stored[offset:]).SerializeToString()
+        images = [gateway_pb2.Image(job=one) for one in jobs.values()]
+        return gateway_pb2.GenerateResponse(images=images).SerializeToString()
+
+    async def stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        for index, one in enumerate(jobs.values()):
+            result = gateway_pb2.GenerateResponse(job=one)
+            yield gateway_pb2.GenerateStreamResponse(result=result, index=index).SerializeToString()
+
+    async with gateway(unary=unary, stream=stream) as address, AsyncClient(address, retry_s=0.0) as client:
+        with pytest.raises(ImagesFailedError) as failed:
+            await client.generate_images("a fox", 2)
+        events = list[Any]()
+        with pytest.raises(ImagesFailedError) as ended:  # noqa: PT012 - the stream raises at its end
+            async for event in client.generate_stream("a fox", n=2):
+                events.append(event)
+    for error in (failed.value, ended.value):
+        assert [(one.job.id, one.png == DATA) for one in error.pictures] == [("j2", True)]
+        assert isinstance(error.errors[0], BlobCorruptError)
+    assert [event.job.id for event in events] == ["j2"]
+
+
+async def test_the_parts_of_a_result_share_the_time_of_the_call() -> None:
+    class Slow(Server):
+        async def unary(self, request: bytes, context: Any) -> bytes:
+            if request[2:4] == b"j1":
+                await asyncio.sleep(0.1)
+            return await super().unary(request, context)
+
+    async with gateway(unary=Slow(part=len(DATA) // 40).unary) as address, AsyncClient(address) as client:
+        with pytest.raises(DeadlineError):
+            await client.generate_video("a fox", timeout_s=1.0)
+        with pytest.raises(DeadlineError):
+            await client.get_picture("j1", timeout_s=1.0)
 
 
 async def test_previews_of_a_clip_are_animated() -> None:
