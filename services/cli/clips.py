@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from services.cli.display.words import keep_picture
+from services.cli.display.words import keep_picture, raise_all
 from shared.client import Picture
 from shared.client.clip_file import Playback, check_clip_writable
 from shared.client.image_file import check_writable
 from shared.client.views import Clip
-from shared.domain.errors import InvalidRequestError
+from shared.domain.errors import AfterimageError, InvalidRequestError
 
 Fps = Annotated[
     float | None, typer.Option(help="Frames per second in the file; changes no frame. Default: the model's.")
@@ -21,7 +22,7 @@ Fps = Annotated[
 Scale = Annotated[int, typer.Option(help="Pixels of the file per generated pixel of a clip, 1 to 16.")]
 Resample = Annotated[str, typer.Option(help="Upscaling by --scale: lanczos (smooth) or nearest.")]
 Poster = Annotated[Path | None, typer.Option(help="Image file for the clip's first frame.")]
-Strip = Annotated[Path | None, typer.Option(help="Image file for eight frames beside each other.")]
+Strip = Annotated[Path | None, typer.Option(help="Image file for at most eight frames beside each other.")]
 
 
 @dataclass(frozen=True)
@@ -61,31 +62,44 @@ class ClipOptions:
         return {"modality": "video", "frames": self.frames, "seconds": self.seconds} if self.video else {}
 
     def check(self, out: Path, index: int, n: int) -> None:
-        """Raise an error that names the option if a file of this image or clip cannot be written."""
+        """Raise an error that names the option if a file of this image or clip cannot be written, or has the name of
+        another."""
         if not self.video:
             check_writable(out)
             return
         check_clip_writable(out, self.fps)
-        others = {"out": out}
-        for name, image in (("poster", self.poster), ("strip", self.strip)):
-            if image is not None:
-                path = numbered(image, index, n)
-                check_writable(path, name)
-                if same := next((other for other in others if others[other] == path), ""):
-                    raise InvalidRequestError(name, f"must be another file than --{same}", path)
-                others[name] = path
+        taken = {out.resolve(): "out"}
+        for name, path in (("poster", self.poster), ("strip", self.strip)):
+            if path is not None:
+                file = numbered(path, index, n)
+                check_writable(file, name)
+                if (other := taken.setdefault(file.resolve(), name)) != name:
+                    raise InvalidRequestError(name, f"must be another file than --{other}", file)
 
     def keep(self, picture: Picture, path: Path, n: int, where: str) -> Path | None:
-        """Write the files of a finished job; return the folder that was created for the first, or None."""
+        """Write the files of a finished job; return the folder that was created for the first, or None.
+
+        A file that cannot be written keeps no other file from being written; AfterimageError names it at the end.
+        """
         if not isinstance(picture, Clip):
             return keep_picture(picture, path, where)
         size: dict[str, Any] = {"scale": self.scale, "resample": self.resample}
-        made = keep_picture(picture, path, where, lambda: picture.save(path, fps=self.fps, **size))
-        for image, save in ((self.poster, picture.save_poster), (self.strip, picture.save_strip)):
+        files = [("out", path, partial(picture.save, path, fps=self.fps, **size))]
+        for name, image, save in (
+            ("poster", self.poster, picture.save_poster),
+            ("strip", self.strip, picture.save_strip),
+        ):
             if image is not None:
                 file = numbered(image, picture.index, n)
-                keep_picture(picture, file, where, lambda save=save, file=file: save(file, **size))  # type: ignore[misc]
-        return made
+                files.append((name, file, partial(save, file, **size)))
+        made, failed = list[Path | None](), list[AfterimageError]()
+        for name, file, write in files:
+            try:
+                made.append(keep_picture(picture, file, where, write, name))
+            except AfterimageError as error:
+                failed.append(error)
+        raise_all(failed)
+        return made[0]
 
 
 def numbered(path: Path, index: int, n: int) -> Path:

@@ -18,6 +18,7 @@ from services.cli.display.words import (
     candidates_table,
     dimensions,
     hint,
+    raise_all,
     where_it_started,
     where_it_would_start,
     wide,
@@ -26,7 +27,7 @@ from services.cli.embedded import settings_from
 from services.cli.following import draw
 from shared.client import AsyncClient, ImagesFailedError, JobView, Picture
 from shared.client.image_file import job_named_in, same_pixels
-from shared.domain.errors import InvalidRequestError
+from shared.domain.errors import AfterimageError, InvalidRequestError
 
 Optional = typer.Option
 _SEED = (
@@ -183,23 +184,27 @@ def generate(
                 Text(f"dry run, nothing generated  ({dimensions(view.job.request)}, seed {view.job.request.seed})")
             )
         return
-    failed: ImagesFailedError | None = None
+    failed = list[AfterimageError]()
     try:
         pictures = asyncio.run(drawn())
     except ImagesFailedError as error:
-        pictures, failed = error.pictures, error
+        pictures = error.pictures
+        failed.append(error)
     for picture in pictures:
         path = _path(out, picture.job.id, picture.index, n, video)
-        made = clip.keep(picture, path, n, where)
         _explain(picture, where_it_started(picture), console, why=why)
+        try:
+            made = clip.keep(picture, path, n, where)
+        except AfterimageError as error:  # the other results are written all the same
+            failed.append(error)
+            continue
         if made:
             console.print(Text(f"created the folder {made}", style="dim"))
         kind = "" if path.suffix or video else "PNG, "
         console.print(
             Text(f"{path}  ({kind}{dimensions(picture.job.request)}, seed {picture.seed}, job {picture.job.id})")
         )
-    if failed is not None:
-        raise failed
+    raise_all(failed)
 
 
 async def _check_unchanged(file: Path | None, job_id: str, client: AsyncClient) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -39,10 +39,10 @@ class ProgressBars(Progress):
 
 
 def dimensions(request: Request) -> str:
-    """Return the size of an image, 64x64, or of a clip, 64×64×16 frames."""
+    """Return the size of an image, 64x64, or of a clip, 64x64, 16 frames."""
     if request.modality is not Modality.VIDEO:
         return str(request.size)
-    return f"{request.size.width}×{request.size.height}×{counted(request.frames, 'frame')}"
+    return f"{request.size}, {counted(request.frames, 'frame')}"
 
 
 def kind_of(view: JobView) -> str:
@@ -117,22 +117,31 @@ def chosen_model(plan: Plan) -> str:
     return next((candidate.model for candidate in plan.candidates if candidate.chosen), "")
 
 
-def keep_picture(picture: Picture, path: Path, where: str = "", save: Callable[[], None] | None = None) -> Path | None:
+def keep_picture(
+    picture: Picture, path: Path, where: str = "", save: Callable[[], None] | None = None, field: str = "out"
+) -> Path | None:
     """Write the image file in the format of its ending; return the folder that was created for it, or None.
 
-    Raises AfterimageError with a command that fetches the image again. where: the options that find its job. save:
-    what writes the file; None: the image's own `save`.
+    Raises AfterimageError with a command that writes the file again. where: the options that find its job. save: what
+    writes the file; None: the image's own `save`. field: option that names the file.
     """
     folder = path.parent
     made = None if folder.is_dir() else folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save() if save else picture.save(path)
-    except (OSError, InvalidRequestError) as error:
-        said = f"out: cannot write {path} ({error.strerror})" if isinstance(error, OSError) else str(error)
-        again = f"afterimage jobs show {picture.job.id} --out FILE{where}"
-        raise AfterimageError(f"{said}; fetch the {kind_of(picture)} again: {again}") from error
+    except (OSError, ValueError, AfterimageError) as error:
+        why = getattr(error, "strerror", None) or error
+        kind, also = (kind_of(picture), "") if field == "out" else (field, f" --{field} FILE")
+        again = f"fetch the {kind} again: afterimage jobs show {picture.job.id} --out FILE{also}{where}"
+        raise AfterimageError(f"{field}: cannot write {path} ({why}); {again}") from error
     return made
+
+
+def raise_all(errors: Sequence[AfterimageError]) -> None:
+    """Raise the one error, or an error with the messages of all."""
+    if errors:
+        raise errors[0] if len(errors) == 1 else AfterimageError("; ".join(map(str, errors)))
 
 
 def made_folder(out: Path) -> None:

@@ -23,8 +23,9 @@ from services.cli.display.words import (
     where_it_started,
     where_it_would_start,
 )
-from shared.domain.errors import AfterimageError
-from shared.domain.types import JobState, PlanSource
+from shared.client import Clip
+from shared.domain.errors import AfterimageError, InvalidRequestError
+from shared.domain.types import JobState, Modality, PlanSource, Timings
 from tests.unit.cli.views import picture
 
 
@@ -120,6 +121,30 @@ def test_a_picture_that_cannot_be_written_is_not_lost(tmp_path: Path) -> None:
     with Image.open(tmp_path / "new" / "fox.png") as kept, Image.open(io.BytesIO(picture().png)) as drawn:
         assert kept.tobytes() == drawn.tobytes()
         assert kept.info["job"] == "j1"
+
+
+def test_any_failed_write_names_the_job_and_the_kind_of_file(tmp_path: Path) -> None:
+    still = picture()
+    request = replace(still.job.request, modality=Modality.VIDEO, frames=2)
+    clip = Clip(replace(still.job, request=request), "clips", 50, Timings())
+
+    def refuse() -> None:
+        raise InvalidRequestError("scale", "must be less", 16)
+
+    def fail() -> None:
+        raise ValueError("encoding error 5")
+
+    again = "afterimage jobs show j1 --out FILE"
+    with pytest.raises(AfterimageError) as refused:
+        keep_picture(clip, tmp_path / "fox.mp4", save=refuse)
+    assert str(refused.value) == (
+        f"out: cannot write {tmp_path}/fox.mp4 (scale: must be less (got '16')); fetch the clip again: {again}"
+    )
+    with pytest.raises(AfterimageError) as failed:
+        keep_picture(clip, tmp_path / "s.webp", save=fail, field="strip")
+    assert str(failed.value) == (
+        f"strip: cannot write {tmp_path}/s.webp (encoding error 5); fetch the strip again: {again} --strip FILE"
+    )
 
 
 def test_prompts_are_never_markup() -> None:
