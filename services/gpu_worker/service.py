@@ -49,8 +49,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         self.worker = f"{socket.gethostname()}-{os.getpid()}" + (f"-{self._number}" if self._number > 1 else "")
         cards, load = placed_cards(context.settings, alone=bus.process_local), partial(load_warm, settings=settings)
         self._models = Resident(cards, load, limit_bytes=settings.resident_bytes)
-        clips = max(settings.max_rows // max(card.frames.default for card in cards.values()), 1)
-        self._tasks = Tasks(context, self.worker, self._process, lambda: self._place, clips=clips)
+        self._tasks = Tasks(context, self.worker, self._process, lambda: self._place)
         self._assignment = Assignment(
             self.worker, bus, self._models, self._tasks.lanes, self._tasks.clip_lanes,
             max_rows=settings.max_rows, report_s=settings.report_s, mode=settings.monitor_mode,

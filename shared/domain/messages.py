@@ -24,6 +24,8 @@ class GenerateImage(Stored):
     state_sha256: str = ""
     previews: bool = False
     """The stream that sent the job asked for previews. A stream that joins later publishes PreviewsRequested."""
+    frames: int = 1
+    """Frames of the clip, which count as rows of a worker; 1: an image."""
 
 
 # ---- events: every subscriber receives each ----

@@ -1,4 +1,4 @@
-"""The consumer of the worker's lanes: it takes no more tasks than the worker has rows, and leaves lanes without losing
+"""The consumer of the worker's lanes: it takes no more frames than the worker has rows, and leaves lanes without losing
 a task."""
 
 from __future__ import annotations
@@ -10,15 +10,21 @@ from typing import Any
 
 from shared.bus import Bus, Delivery, Receiver
 from shared.domain.errors import UnavailableError
+from shared.domain.messages import GenerateImage
 from shared.runtime.telemetry import log
 
 
 class LaneConsumer:
     """Run `handle` once per delivery, in an asyncio task of its own; `handle` settles the delivery."""
 
-    def __init__(self, bus: Bus, most: int, handle: Callable[[Delivery], Coroutine[Any, Any, None]]) -> None:
-        self._bus, self._most, self._handle = bus, most, handle
-        self.in_hand: set[asyncio.Task[None]] = set()
+    def __init__(
+        self, bus: Bus, most: int, handle: Callable[[Delivery], Coroutine[Any, Any, None]], *, ahead: bool = True
+    ) -> None:
+        """most: frames in hand at most, an image is one; ahead: whether the bus may deliver tasks before they are
+        taken."""
+        self._bus, self._most, self._handle, self._ahead = bus, most, handle, ahead
+        self.in_hand: dict[asyncio.Task[None], int] = {}
+        """Frames of each task in hand."""
         self.lanes: tuple[str, ...] = ()
         self._wanted = self._aside = False
         self._one_at_a_time = asyncio.Lock()
@@ -80,7 +86,7 @@ class LaneConsumer:
 
     async def _open(self, lanes: tuple[str, ...]) -> None:
         # prefetched tasks would wait behind the tasks in hand although another worker may have a free row
-        ahead = self._loop is None and not self.in_hand
+        ahead = self._ahead and self._loop is None and not self.in_hand
         receiver = await self._bus.receive(lanes, prefetch=self._most, ahead=ahead)
         await self._end_loop()
         if self._receiver is not None:
@@ -102,14 +108,15 @@ class LaneConsumer:
             self._loop = None
 
     async def _take(self, receiver: Receiver) -> None:
-        """Receive while a row is free; each delivery in hand takes one row."""
+        """Receive while the rows have room for another task as long as the longest one in hand."""
         with contextlib.suppress(UnavailableError):  # the bus is closed
             while True:
-                while len(self.in_hand) >= self._most:
+                while (frames := self.in_hand.values()) and sum(frames) + max(frames) > self._most:
                     await asyncio.wait(self.in_hand, return_when=asyncio.FIRST_COMPLETED)
-                task = asyncio.create_task(self._handle(await receiver.get()))
-                self.in_hand.add(task)
-                task.add_done_callback(self.in_hand.discard)
+                delivery = await receiver.get()
+                task = asyncio.create_task(self._handle(delivery))
+                self.in_hand[task] = delivery.message.frames if isinstance(delivery.message, GenerateImage) else 1
+                task.add_done_callback(self.in_hand.pop)
 
 
 async def _leave(receiver: Receiver, in_hand: set[asyncio.Task[None]]) -> None:

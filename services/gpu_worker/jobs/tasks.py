@@ -34,11 +34,8 @@ class Tasks:
         worker: str,
         process: WorkerProcess,
         place: Callable[[], AttemptContext],
-        *,
-        clips: int = 1,
     ) -> None:
-        """place: returns the models as they are when an attempt begins; only attempts in hand keep a model loaded.
-        clips: clips that run at once."""
+        """place: returns the models as they are when an attempt begins; only attempts in hand keep a model loaded."""
         settings, catalog = context.settings, context.backends.catalog
         self._process, self._place = process, place
         self._jobs, self._blobs = catalog.jobs, context.backends.blobs
@@ -49,8 +46,8 @@ class Tasks:
         self.claims = Claims(prompt.jobs, worker, settings.lease_s)
         self.endings = endings.Endings(context, worker, self.claims)
         self.lanes = LaneConsumer(context.backends.bus, settings.max_rows, self.handle)
-        # apart, because clips that wait for rows would keep images from being taken
-        self.clip_lanes = LaneConsumer(context.backends.bus, clips, self.handle)
+        # a consumer of their own: clips that wait for rows would keep images from being taken
+        self.clip_lanes = LaneConsumer(context.backends.bus, settings.max_rows, self.handle, ahead=False)
         self.gate = CatalogGate(catalog, self.lanes, self.clip_lanes)
         self._loops = (
             Renewal(catalog, self.claims, self.attempts, settings.lease_s),

@@ -29,7 +29,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def sent(bench: WorkerBench, plan: Plan = NOISE, previews: bool = False, **changes: Any) -> Job:
     job = await bench.accept(plan, **{**ASKED, **changes})
-    await bench.backends.bus.send(lane_of("clips"), GenerateImage(job.id, previews=previews))
+    await bench.backends.bus.send(lane_of("clips"), GenerateImage(job.id, previews=previews, frames=job.request.frames))
     return job
 
 

@@ -13,7 +13,7 @@ from shared.domain.types import Job, JobState, Plan, PlanSource, Request, Size, 
 from shared.service.dispatch import dispatch
 
 PLAN = Plan(PlanSource.LATENT, "large", 5, sources=(Source("e", "s", "f00d"),))
-JOB = Job("a", Request("a fox", Size(64, 64), 50, 2.5, 7), PLAN, JobState.QUEUED, lane="generate.large")
+JOB = Job("a", Request("a fox", Size(64, 64), 50, 2.5, 7, frames=3), PLAN, JobState.QUEUED, lane="generate.large")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ async def test_first_the_row_then_the_task_then_the_confirmation(
     assert (done.written, done.error is None) == (mine, broker)
     if "task" in effects:
         receiver = await bus.receive(["generate.large"], prefetch=1)
-        assert (await receiver.get()).message == GenerateImage("a", "s", "f00d", True)
+        assert (await receiver.get()).message == GenerateImage("a", "s", "f00d", True, 3)
         await receiver.close()
     await bus.close()
 
