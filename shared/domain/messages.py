@@ -145,7 +145,7 @@ class WorkerReported(Stored):
     model: str
     """The model whose lanes the worker takes jobs from."""
     rows: int
-    """Requests that the worker runs now."""
+    """Images that the worker has in hand; clips do not count."""
     max_rows: int
     step_s: tuple[tuple[str, int, float], ...] = ()
     """(model, rows, seconds of one step): measured at the start, then while the worker runs."""

@@ -59,6 +59,8 @@ class Assignment:
         self.step_s: dict[tuple[str, int], deque[float]] = defaultdict(lambda: deque(maxlen=KEPT_STEPS))
         """Seconds of a step by (model, rows)."""
         self._cannot: set[str] = set()
+        self._unkept: set[str] = set()
+        """Video models that have no room beside the loaded models."""
         self._news = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._subscription: Subscription | None = None
@@ -74,12 +76,7 @@ class Assignment:
         family = await self._models.get(self.served[0])
         if len(self.served) > 1:
             await self._measured(family)
-        for name in self.videos:
-            if name not in self._cannot and not (self._models.fits(name) and await self._loaded(name)):
-                log("gpu_worker").error(
-                    "model not kept", model=name, rule="resident_bytes must hold it and the large one"
-                )
-                self._cannot.add(name)
+        await self._keep_videos()
         self._kind = kind_of(family.device)
         return family
 
@@ -88,7 +85,7 @@ class Assignment:
         self._serve = serve
         self._subscription = await self._bus.subscribe([WorkersAssigned], self.hear)
         await self._taking.begin(self._lanes(self.duty))
-        await self._take_clips()
+        await self._consume_clips()
         self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._keep_reporting())]
 
     async def end(self) -> None:
@@ -154,7 +151,7 @@ class Assignment:
         self.duty = duty
         if not self._taking.going_on or self._lanes(duty) != self._taking.lanes:
             await self._taking.begin(self._lanes(duty))
-        await self._take_clips()
+        await self._consume_clips()
         if duty.model != before:
             log("gpu_worker").info("model changed", before=before, after=duty.model)
         if duty.model != before or duty.model != self._wanted.model:
@@ -163,23 +160,38 @@ class Assignment:
     async def _switched(self, name: str) -> bool:
         """Switch to this model and return whether that succeeded; no task is in hand then. The worker takes no new task
         and finishes running ones with the old model. Where memory allows, the new model is loaded before that, and the
-        old one stays loaded."""
+        old one stays loaded. Else the clips finish first, while images are still taken."""
         if name not in self.served or name in self._cannot:
             return False
         if self._models.fits(name) and not await self._loaded(name):
             return False
-        await self._taking.pause()
-        await self._taking.finished()
-        if name not in self._models.families:
+        if unloads := name not in self._models.families:
             await self._clips.pause()
             await self._clips.finished()
+        await self._taking.pause()
+        await self._taking.finished()
+        if unloads:
             await self._tell_engine({})  # the engine must release models that are unloaded
             await self._loaded(name)
             await self._models.get(name if name not in self._cannot else self.duty.model)
+            await self._keep_videos()
         await self._tell_engine(self._models.families)
         return name not in self._cannot
 
-    async def _take_clips(self) -> None:
+    async def _keep_videos(self) -> None:
+        """Load the video model where it fits beside the loaded models; else this worker takes no clips for now."""
+        for name in self.videos:
+            if name in self._cannot:
+                continue
+            if self._models.fits(name) and await self._loaded(name):
+                self._unkept.discard(name)
+                continue
+            self._unkept.add(name)
+            log("gpu_worker").error(
+                "model not kept", model=name, rule="resident_bytes must hold it and the models of images in use"
+            )
+
+    async def _consume_clips(self) -> None:
         """Consume the lane of a loaded video model, unless this worker does already."""
         lanes = tuple(lane_of(name) for name in self.videos if name in self._models.families)
         if lanes and not self._clips.going_on:
@@ -223,10 +235,10 @@ class Assignment:
             worker=self.worker,
             kind=self._kind,
             model=self.duty.model,
-            rows=len(self._taking.in_hand) + len(self._clips.in_hand),
+            rows=len(self._taking.in_hand),
             max_rows=self._max_rows,
             step_s=step_s,
-            cannot=tuple(sorted(self._cannot)),
+            cannot=tuple(sorted(self._cannot | self._unkept)),
             leaving=leaving,
         )
         try:
