@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from shared.domain.messages import JobQueued, lane_of
+from shared.domain.types import Modality
 
 GENERATION = 50
 """Steps of the paper's full generation, the unit of work for requests of any T."""
@@ -97,6 +98,9 @@ class DemandWindow:
         self._in_window, self._waiting = _Sums(), _Sums()
 
     def queued(self, fact: JobQueued, at: float) -> None:
+        """Count a job of an image. Clips do not count: the video model runs wherever it is loaded."""
+        if fact.modality == Modality.VIDEO:
+            return
         left = max(fact.steps - fact.start_step, 0) / self._generations.get(fact.model, GENERATION)
         k = round(fact.start_step * GENERATION / max(fact.steps, 1))
         # a job that only one model may run is that model's work, in any lane

@@ -62,13 +62,12 @@ def test_a_model_with_a_t_of_its_own_does_a_full_generation_in_so_many_steps() -
     assert lane.work_per_s == pytest.approx(2 * 0.7 / 100)  # 7 of 10 steps, and 35 of 50
 
 
-def test_video_has_lanes_of_its_own() -> None:
-    video = queued("v", refine_lane(Modality.VIDEO), 10, modality=Modality.VIDEO)
-    demand = window(video, queued("i", refine_lane(), 10)).demand(100.0)
-    assert {(lane.lane, lane.modality) for lane in demand.lanes} == {
-        ("generate.refine", "image"),
-        ("generate.refine.video", "video"),
-    }
+def test_clips_do_not_count() -> None:
+    clips = [queued(str(number), lane_of("clips"), 10, modality=Modality.VIDEO) for number in range(3)]
+    demand = window(*clips, queued("i", LARGE), queued("j", LARGE)).demand(10.0, in_hand=1)
+    (lane,) = demand.lanes
+    assert (lane.lane, lane.modality, lane.waiting) == (LARGE, "image", 1.0)
+    assert (demand.requests_per_s, demand.share_by_k, demand.hit_rate) == (0.2, {0: 1.0}, 0.0)
 
 
 def test_what_is_older_than_the_window_counts_no_more() -> None:
