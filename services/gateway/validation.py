@@ -204,10 +204,10 @@ def _check_enums(message: pb.Request) -> None:
 
 
 def _one_frame(message: pb.Request) -> int:
-    for field in ("frames", "seconds"):
-        if message.HasField(field) and getattr(message, field) != 1:
-            rule = "must be 1 for an image" if field == "frames" else "is for clips alone (modality video)"
-            raise InvalidRequestError(field, rule, getattr(message, field))
+    if message.HasField("seconds"):
+        raise InvalidRequestError("seconds", "is for clips alone (modality video)", message.seconds)
+    if message.HasField("frames") and message.frames != 1:
+        raise InvalidRequestError("frames", "must be 1 for an image", message.frames)
     return 1
 
 
@@ -230,11 +230,15 @@ def _frames(message: pb.Request, card: ModelCard) -> int:
 
 
 def _check_work(size: Size, frames: int, steps: int, settings: Settings) -> None:
-    """Raise InvalidRequestError for a request whose frames × pixels × steps are above the service's limit."""
-    work = frames * size.width * size.height * steps
-    if work > settings.max_pixel_steps:
+    """Raise InvalidRequestError for a request whose frames × pixels, or these × steps, are above the service's
+    limits."""
+    pixels, field = frames * size.width * size.height, "frames" if frames > 1 else "size"
+    if pixels > settings.max_pixels:
+        rule = f"frames × pixels must be at most {settings.max_pixels} (max_pixels)"
+        raise InvalidRequestError(field, rule, f"{frames} × {size}")
+    if pixels * steps > settings.max_pixel_steps:
         rule = f"frames × pixels × steps must be at most {settings.max_pixel_steps} (max_pixel_steps)"
-        raise InvalidRequestError("frames" if frames > 1 else "size", rule, f"{frames} × {size} × {steps}")
+        raise InvalidRequestError(field, rule, f"{frames} × {size} × {steps}")
 
 
 def _size(message: pb.Request, card: ModelCard) -> Size:

@@ -44,10 +44,10 @@ def decide(
     """Decide which tasks join and which leave.
 
     Tasks join by priority, then earliest deadline, then arrival, as many as there are free rows. All frames of one
-    model's tasks share a forward pass, so they count as rows too, except those of a clip without company: clips then
-    take no more memory than `max_rows` images. Cancelled tasks leave, and so do tasks with `drop_if_late` past their
-    deadline. A task that must run alone waits for an empty batch. Once
-    it is first in line no task overtakes it, else it would wait for ever.
+    model's tasks share a forward pass, so they count as rows too: several clips take no more memory than `max_rows`
+    images. A clip of more frames runs without other clips, and the setting `max_pixels` bounds its memory. Cancelled
+    tasks leave, and so do tasks with `drop_if_late` past their deadline. A task that must run alone waits for an empty
+    batch. Once that task is first in line no task overtakes it, else it would wait for ever.
     """
     if not waiting and not cancelled and not any(_late(task, now) for task in running):
         return Decision()  # the usual case

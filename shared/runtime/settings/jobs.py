@@ -22,6 +22,12 @@ class Jobs(Section):
         description="Largest product of frames, pixels of one frame and steps of a request. It bounds the work of one "
         "clip; the default allows 64 frames of 1024×1024 in 50 steps.",
     )
+    max_pixels: int = Field(
+        2**27,
+        ge=1,
+        description="Largest product of frames and pixels of one frame of a request. It bounds the memory of one clip, "
+        "which may have more frames than max_rows; the default allows 128 frames of 1024×1024.",
+    )
     max_images: int = Field(
         8, ge=1, le=64, description="Images that one request may ask for (`n`). Each takes a place in the queue."
     )

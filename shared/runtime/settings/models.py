@@ -59,8 +59,9 @@ class Models(Section):
         8,
         ge=1,
         le=512,
-        description="Requests that share one denoising step of a worker; frames of clips count as rows, and a longer "
-        "clip runs without other clips. A larger batch raises throughput, memory use and the time of each step.",
+        description="Requests that share one denoising step of a worker; frames of clips count as rows, and a clip of "
+        "more than max_rows frames runs without other clips. A larger batch raises throughput, memory use and the time "
+        "of each step.",
     )
     batch_invariant: int = Field(
         0,

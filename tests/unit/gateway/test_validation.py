@@ -12,7 +12,7 @@ from services.gateway.validation import Models, check_tenant, page_size, page_to
 from shared.domain.errors import InvalidRequestError
 from shared.domain.ids import new_id
 from shared.domain.types import CacheMode, Request, Scope, Size
-from shared.models.card import ModelCard, SizeRule
+from shared.models.card import FrameRule, ModelCard, SizeRule
 from shared.runtime.settings import Settings
 
 LARGE = ModelCard(name="large", sizes=SizeRule(sizes=(Size(64, 64), Size(96, 64))), default_size=Size(64, 64))
@@ -45,6 +45,27 @@ def test_steps_are_left_to_the_plan_where_the_card_lists_several(settings: Setti
     assert steps(MODELS, steps=9, steps_auto=True) == (50, False)
     with pytest.raises(ValueError, match="auto_steps must contain default_steps, 50"):
         replace(LARGE, auto_steps=(5, 10))
+
+
+def test_an_image_has_one_frame_and_no_length(settings: Settings) -> None:
+    assert checked(settings, frames=1).frames == 1
+    with pytest.raises(InvalidRequestError, match=r"seconds: is for clips alone \(modality video\) \(got '1.0'\)"):
+        checked(settings, seconds=1.0)
+    with pytest.raises(InvalidRequestError, match=r"frames: must be 1 for an image \(got '?2'?\)"):
+        checked(settings, frames=2)
+
+
+def test_frames_and_pixels_are_bounded_however_few_steps_run(settings: Settings) -> None:
+    video = ModelCard(name="clips", role="video", frames=FrameRule(default=16, most=64))
+    models = Models({"large": LARGE}, large="large", video=video)
+
+    def frames(count: int, side: int) -> int:
+        asked = pb.Request(prompt="a fox", modality="MODALITY_VIDEO", frames=count, width=side, height=side, steps=1)
+        return validate(asked, models, settings, "acme")[0].frames
+
+    assert (frames(64, 1024), frames(32, 2048)) == (64, 32)
+    with pytest.raises(InvalidRequestError, match=r"frames: frames × pixels must be at most 134217728 \(max_pixels\)"):
+        frames(64, 2048)
 
 
 def test_zero_is_a_value_and_not_an_unset_field(settings: Settings) -> None:
