@@ -59,6 +59,8 @@ class Engine:
         self._waiting: dict[str, Task] = {}
         self._running: dict[str, Row] = {}
         self._cancelled: set[str] = set()
+        self._spent: dict[str, float] = {}
+        """Seconds of steps by model in the batch, beyond those of the model with the fewest."""
         self._arrived = 0
 
     @property
@@ -93,7 +95,7 @@ class Engine:
         return [self._leave(task_id, error) for task_id in [*self._waiting, *self._running]]
 
     def step(self) -> list[Event]:
-        """Run one denoising step for every row; return the events."""
+        """Run one denoising step for the rows of each model whose turn it is; return the events."""
         # the engine's thread stays in inference mode, because entering it costs 5 µs
         if not torch.is_inference_mode_enabled():
             with torch.inference_mode():
@@ -116,8 +118,9 @@ class Engine:
         events += [self._leave(task_id, DeadlineError("the deadline passed")) for task_id in decision.late]
         events += [self._join(self._waiting.pop(task_id)) for task_id in decision.join]
         outcome: Outcome = []
-        for name, rows in self._rows_by_model().items():
+        for name, rows in self._rows_in_turn().items():
             stepped, seconds = self._timed(name, rows)
+            self._spent[name] += seconds
             outcome += stepped
             events.append(BatchRan(name, len(rows), seconds))
         return events, outcome
@@ -157,11 +160,17 @@ class Engine:
             raise ModelError(f"model {task.model!r} is not loaded in this worker (loaded: {', '.join(self.families)})")
         return make_row(self.families[task.model], task)
 
-    def _rows_by_model(self) -> dict[str, list[Row]]:
+    def _rows_in_turn(self) -> dict[str, list[Row]]:
+        """Return the rows of the models whose steps took the fewest seconds since the models share the batch.
+
+        Models get equal time. With a step each, an image would wait for a whole step of a clip at each of its own.
+        """
         found: dict[str, list[Row]] = {}
         for row in self._running.values():
             found.setdefault(row.task.model, []).append(row)
-        return found
+        least = min((self._spent[name] for name in found if name in self._spent), default=0.0)
+        self._spent = {name: self._spent.get(name, least) - least for name in found}
+        return {name: rows for name, rows in found.items() if not self._spent[name]}
 
     def _forward(self, family: Family, rows: list[Row]) -> Outcome:
         try:
