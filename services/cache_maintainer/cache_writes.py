@@ -178,7 +178,7 @@ class Cache:
         return admitted
 
     def _keeps_picture(self, job: Job) -> bool:
-        """Return whether other jobs may start from the job's image; no job starts from a clip."""
+        """Return whether the cache may offer the job's image as a start; no search finds clips by their frames."""
         if job.request.modality is Modality.VIDEO:
             return False
         return self.pictures is not None and job.result is not None and self._pictures_of(job.result.model)

@@ -39,7 +39,8 @@ async def source_of(request: Request, jobs: Jobs) -> Job:
     if job.result is None or not job.result.picture_key:
         raise NotFoundError(f"from_job: job {job.id} is {job.state} and has no image; only a succeeded job has one")
     if made.frames not in (1, request.frames):
-        raise InvalidRequestError("from_job", f"must be an image, or a clip of {request.frames} frames", job.id)
+        clips = "" if request.frames == 1 else f", or a clip of {request.frames} frames"
+        raise InvalidRequestError("from_job", f"must be the job of an image{clips}", job.id)
     return job
 
 

@@ -195,6 +195,7 @@ class _Preparation:
                     )
             case FromPicture(pixels=pixels):  # `start_of` resizes it to the request's size
                 if pixels.ndim == 4 and len(pixels) != request.frames:
+                    # the blob is whole, and BlobCorruptError would mark it as lost for requests that it fits
                     raise ModelError(f"blob {key}: a clip must have {request.frames} frames (got {len(pixels)})")
             case FromNoise():
                 return start

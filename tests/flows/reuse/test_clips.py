@@ -1,4 +1,4 @@
-"""Clips take every way that images take: from noise, from a latent, as an exact repeat, from a job's image."""
+"""Clips start in every way that images start: from noise, from a latent, as an exact repeat, from a job's image."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_a_clip_from_noise_then_from_its_latents_then_as_it_is(make: Make,
             "a red fox", modality="video", seed=9, from_job=image.job.id, strength=0.5, cache="off"
         )
         assert (begun.plan.source, decode_png(begun.png).shape) == (PlanSource.IMAGE, (4, 32, 32, 3))
-        with pytest.raises(InvalidRequestError, match="from_job: must be an image, or a clip of 1 frames"):
+        with pytest.raises(InvalidRequestError, match=r"from_job: must be the job of an image \(got"):
             await home.client.generate("a red fox", from_job=first.job.id)
         both = await home.client.generate_images("a boat", 2, modality="video", seed=1, steps=4)
         assert len({decode_png(one.png).tobytes() for one in both}) == 2
