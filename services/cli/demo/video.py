@@ -67,12 +67,12 @@ def demo_video(
     """
     telemetry.configure_logging("error")
     check_clip_writable(Path("clip.mp4"))
-    made_folder(out)
     with tempfile.TemporaryDirectory(prefix="afterimage-demo-") as data:
         added.copy(settings_from(data_dir=data_dir).data_dir, Path(data))
         settings = settings_from(data_dir=Path(data), video=video, device=device)
         if not settings.video:
             raise ConfigurationError("video: names no model; set AFTERIMAGE_VIDEO or --video to a model of clips")
+        made_folder(out)
         rows = asyncio.run(_session(settings, seed, steps))
     for number, row in enumerate(rows, 1):
         row.clip.save(out / f"{number:02}.mp4", scale=SCALE)

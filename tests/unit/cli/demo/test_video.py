@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+from typer.testing import CliRunner
+
+from services.cli.app import app
 from services.cli.demo.video import Row, page, summary
 from shared.client import Clip
+from shared.domain.errors import ConfigurationError
 from shared.domain.types import Modality, PlanSource
 from tests.unit.cli.views import picture
 
@@ -26,3 +31,10 @@ def test_the_page_plays_each_clip_and_says_where_it_started() -> None:
     assert "from step 20 of 50" in text
     assert "<b>fox" not in text
     assert "http" not in text
+
+
+def test_without_a_video_model_no_folder_is_made(tmp_path: Path) -> None:
+    error = CliRunner().invoke(app, ["demo-video", "--video", "", "-o", str(tmp_path / "clips")]).exception
+    assert isinstance(error, ConfigurationError)
+    assert "video: names no model" in str(error)
+    assert not list(tmp_path.iterdir())
