@@ -88,6 +88,8 @@ class Attempt:
         self._told: set[asyncio.Task[None]] = set()
         self._first: asyncio.TimerHandle | None = None
         """Timer that publishes the first `Progress`, unless a later event comes before."""
+        self._telling: asyncio.Task[None] | None = None
+        """Publishing of the last `Progress`, whose preview may still be encoded."""
         self._submitted = self._cancelled = self._from_cache = False
         self._steps_run = 0
         """Steps run by an attempt that ended without an image."""
@@ -128,7 +130,8 @@ class Attempt:
     def _on_advanced(self, event: Advanced) -> None:
         if event.step < event.steps:
             self._nothing_to_add()
-            self._in_background(self._tell(event.step, event.preview))
+            if self._telling is None or self._telling.done():  # else a later preview could be published first
+                self._telling = self._in_background(self._tell(event.step, event.preview))
 
     def _nothing_to_add(self) -> None:
         if self._first is not None:
@@ -144,10 +147,11 @@ class Attempt:
         small = pixels.nbytes <= INLINE_BYTES
         return preview_png(*given) if small else await asyncio.to_thread(preview_png, *given)
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(_logged(work))
         self._told.add(task)
         task.add_done_callback(self._told.discard)
+        return task
 
     # generation
 

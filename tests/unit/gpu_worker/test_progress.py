@@ -80,6 +80,30 @@ async def test_previews_are_made_once_a_stream_asks_for_them(tmp_path: Path, mon
         assert (had[0], had[-1]) == (False, True)
 
 
+async def test_previews_are_encoded_one_at_a_time_and_published_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, at_once = list[bytes](), list[int]()
+
+    def slowly(*_: Any) -> bytes:
+        running.append(b"")
+        at_once.append(len(running))
+        time.sleep(0.1)
+        running.pop()
+        return b"png"
+
+    monkeypatch.setattr(attempt_module, "preview_png", slowly)
+    monkeypatch.setattr(attempt_module, "INLINE_BYTES", 0)  # in a thread, as for large previews
+    async with running_worker(tmp_path, SLOW, progress_per_s=60.0) as bench:
+        job = await bench.accept(steps=50)
+        await bench.send(job, previews=True)
+        await bench.final(job.id)
+        told = bench.heard(Progress, job.id)
+    assert set(at_once) == {1}
+    assert len(told) > 2
+    assert [fact.step for fact in told] == sorted(fact.step for fact in told)
+
+
 @pytest.mark.usefixtures("plain_logs")
 async def test_a_preview_that_fails_costs_nobody_a_picture(slow: WorkerBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NoopFamily, "preview", lambda self, clean: 1 / 0)
