@@ -21,7 +21,7 @@ from shared.models.scenes import BACKGROUND_MOTIONS, MOTIONS, VALUES, MovingScen
 SEED = 300
 """Seed of the judged moving scenes."""
 LOOKS = 4
-"""Frames, evenly spaced, that the classifier and the templates look at."""
+"""Frames per clip, evenly spaced, that the verdict samples."""
 READ = ("background", "count", "colour", "style", "light")
 """Attributes that the classifier reads off single frames."""
 

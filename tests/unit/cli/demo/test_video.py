@@ -27,7 +27,7 @@ def test_the_page_plays_each_clip_and_says_where_it_started() -> None:
     text = page(rows)
     assert text.count("autoplay loop muted playsinline") == 2
     assert 'src="02.mp4" poster="02.jpg"' in text
-    assert "64×64×16 frames" in text
+    assert "64x64, 16 frames" in text
     assert "from step 20 of 50" in text
     assert "<b>fox" not in text
     assert "http" not in text

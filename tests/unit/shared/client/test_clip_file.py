@@ -76,7 +76,7 @@ def test_an_mp4_begins_with_its_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["fox.png", "fox.apng"])
-def test_an_animated_png_has_bit_identical_frames(tmp_path: Path, name: str) -> None:
+def test_an_animated_png_keeps_every_frame(tmp_path: Path, name: str) -> None:
     frames = moving()
     write_clip(tmp_path / name, frames, FACTS, Playback(12.5))
     data = (tmp_path / name).read_bytes()
