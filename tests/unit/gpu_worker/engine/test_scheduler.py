@@ -88,7 +88,7 @@ ONES = st.builds(
     id=st.uuids().map(str),
     arrived=st.integers(0, 99),
     model=st.sampled_from(["large", "clips"]),
-    frames=st.integers(1, 4),
+    frames=st.integers(1, 6),
     priority=st.integers(-2, 2),
     deadline_at=st.none() | st.floats(0, 10),
     drop_if_late=st.booleans(),
@@ -108,5 +108,8 @@ def test_never_too_many_never_the_gone_and_never_with_the_lonely(
     assert len(joining) == len(decision.join)
     assert len(staying) + len(joining) <= max(4, len(staying))
     assert not {*decision.join} & {*decision.cancel, *decision.late}
+    for model in {one.model for one in joining}:
+        beside = [one.frames for one in (*staying, *joining) if one.model == model]
+        assert sum(beside) <= 4 or len(beside) == 1
     if any(one.alone for one in joining):
         assert len(joining) + len(staying) == 1
