@@ -46,8 +46,7 @@ class Family(Protocol):
     def encode_picture(self, pixels: Pixels, frames: int = 1) -> Tensor:
         """Encode an image as a latent without noise, or a clip where the model generates clips.
 
-        frames: length of the run that starts from it. An image is then a clip of one frame, or of `frames` equal frames
-        if the VAE compresses time.
+        frames: length of the run that starts from it. An image is then a clip of `frames` equal frames.
         """
         ...
 

@@ -42,7 +42,7 @@ def make_row(family: Family, task: Task) -> Row:
                 generator = generator_of(seed)
         case FromPicture(pixels=pixels, step=step):
             clean, done = family.encode_picture(pixels, task.frames), step
-            latent = schedule.add_noise(clean, noise, step) if _covers(clean, noise) else clean
+            latent = schedule.add_noise(clean, noise, step) if clean.shape == noise.shape else clean
         case FromCheckpoint(latent=state, step=step, generator_state=saved, previous=history):
             latent, done = _on_device(state, family), step
             previous = None if history is None else _on_device(history, family)
@@ -71,12 +71,6 @@ def make_row(family: Family, task: Task) -> Row:
         windows=family.card.frames.windows(task.frames),
         previous=previous,
     )
-
-
-def _covers(clean: torch.Tensor, noise: torch.Tensor) -> bool:
-    """Return whether a clean latent has the shape of the noise, or is one frame that stands for all of them."""
-    of_frames = clean.ndim == noise.ndim == 4 and clean.shape[1] == 1
-    return clean.shape == noise.shape or (of_frames and clean.expand_as(noise[:, :1]).shape == noise[:, :1].shape)
 
 
 def _on_device(latent: Latent, family: Family) -> torch.Tensor:

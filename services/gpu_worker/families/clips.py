@@ -34,7 +34,8 @@ class ClipFamily(PipelineFamily):
 
     def encode_picture(self, pixels: Pixels, frames: int = 1) -> Tensor:
         clip = pixels if pixels.ndim == 4 else pixels[None]
-        return torch.cat(_by_chunk(self._encode_frames, clip)).transpose(0, 1)
+        latent = torch.cat(_by_chunk(self._encode_frames, clip)).transpose(0, 1)
+        return latent if pixels.ndim == 4 else latent.expand(-1, frames, -1, -1)
 
     def decode(self, latent: Tensor) -> Pixels:
         # decode one clip at a time, so that its bits do not depend on clips that finish in the same step

@@ -52,6 +52,8 @@ class NoopFamily:
         return self._nothing
 
     def encode_picture(self, pixels: Pixels, frames: int = 1) -> Tensor:
+        if pixels.ndim == 3 and frames > 1:
+            pixels = np.repeat(pixels[None], frames, axis=0)
         scale = self.card.vae_scale
         colours = torch.from_numpy(pixels[..., ::scale, ::scale, :].astype(np.float32) / 127.5 - 1).movedim(-1, 0)
         return torch.cat([colours, torch.zeros(self.card.latent_channels - 3, *colours.shape[1:])])

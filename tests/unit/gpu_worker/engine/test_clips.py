@@ -69,7 +69,7 @@ def test_captures_checkpoints_and_previews_of_a_clip_have_its_frames(noop: Famil
 
 def test_a_clip_starts_from_a_clip_or_from_an_image_that_stands_for_every_frame(noop: Family) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (5, 16, 32, 3), dtype=np.uint8)
-    for given, frame_of in ((pixels, lambda frame: pixels[frame]), (pixels[3][None], lambda _: pixels[3])):
+    for given, frame_of in ((pixels, lambda frame: pixels[frame]), (pixels[3], lambda _: pixels[3])):
         row = make_row(noop, clip(start=FromPicture(given, 4)))
         noise = first_noise(7, (4, 5, 4, 8))
         for frame in range(5):
