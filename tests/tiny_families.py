@@ -283,6 +283,7 @@ FAMILIES: dict[str, Callable[..., Any]] = {
     "animatediff": animatediff,
     "text_to_video": text_to_video,
     "wan": tiny_video_families.wan,
+    "ltx": tiny_video_families.ltx,
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.tiny_parts import WIDTH, t5_tokenizer, umt5
+from tests.tiny_parts import WIDTH, t5, t5_tokenizer, umt5
 
 
 def wan(**choices: Any) -> Any:
@@ -41,4 +41,47 @@ def wan(**choices: Any) -> Any:
             prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
         ),
         **choices,
+    )
+
+
+def ltx(**vae_choices: Any) -> Any:
+    """An LTXPipeline: 4 latent channels, f = 8, 8 frames a latent frame, its published scheduler (shift by tokens)."""
+    import diffusers
+    import torch
+
+    transformer = diffusers.LTXVideoTransformer3DModel(
+        in_channels=4,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=16,
+        cross_attention_dim=32,
+        num_layers=2,
+        caption_channels=WIDTH,
+    )
+    vae = diffusers.AutoencoderKLLTXVideo(
+        **{
+            "latent_channels": 4,
+            "block_out_channels": (8, 8, 8, 8),
+            "decoder_block_out_channels": (8, 8, 8, 8),
+            "layers_per_block": (1, 1, 1, 1, 1),
+            "decoder_layers_per_block": (1, 1, 1, 1, 1),
+            "patch_size": 1,
+            **vae_choices,
+        }
+    )
+    vae.latents_mean.copy_(torch.tensor([-0.7, 0.1, 0.9, -0.2]))
+    vae.latents_std.copy_(torch.tensor([2.8, 1.4, 2.3, 1.9]))
+    return diffusers.LTXPipeline(
+        tokenizer=t5_tokenizer(),
+        text_encoder=t5(),
+        vae=vae.eval(),
+        transformer=transformer.eval(),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(
+            use_dynamic_shifting=True,
+            base_shift=0.95,
+            max_shift=2.05,
+            base_image_seq_len=1024,
+            max_image_seq_len=4096,
+            shift_terminal=0.1,
+        ),
     )

@@ -35,6 +35,8 @@ class Kind:
     """See FrameRule.multiple_of."""
     size: Size | None = None
     """Default size of the pipeline itself, where the denoiser's configuration states none."""
+    fps: float = 8.0
+    """See FrameRule.fps."""
 
 
 KINDS = {
@@ -45,7 +47,8 @@ KINDS = {
     "SanaPipeline": Kind("sana", "flow_match_euler", "transformer", 20, 4.5),
     "AnimateDiffPipeline": Kind("animatediff", "ddim", "unet", 50, 7.5, frames=(16, 64)),
     "TextToVideoSDPipeline": Kind("text_to_video", "ddim", "unet", 50, 9.0, frames=(16, 64)),
-    "WanPipeline": Kind("wan", "flow_match_euler", "transformer", 50, 5.0, 2, (81, 81), 4, Size(832, 480)),
+    "WanPipeline": Kind("wan", "flow_match_euler", "transformer", 50, 5.0, 2, (81, 81), 4, Size(832, 480), 16),
+    "LTXPipeline": Kind("ltx", "flow_match_euler_even", "transformer", 50, 3.0, 1, (161, 257), 8, Size(704, 512), 25),
 }
 """Kinds by diffusers' class name in a checkpoint's model_index.json."""
 
@@ -99,19 +102,21 @@ def said_by(folder: Path) -> dict[str, Any]:
 
 def _vae_scale(vae: dict[str, Any]) -> int:
     """Return the VAE's pixels per latent cell, each way; 0 if its configuration does not state them."""
-    if stated := vae.get("scale_factor_spatial"):
+    if stated := vae.get("scale_factor_spatial") or vae.get("spatial_compression_ratio"):
         return int(stated)
+    if halved := vae.get("spatio_temporal_scaling"):
+        return int(vae.get("patch_size", 1)) * 2 ** sum(halved)
     # every block of a VAE but the last halves the image
     blocks = vae.get("block_out_channels") or vae.get("encoder_block_out_channels") or vae.get("dim_mult") or []
     return 2 ** (len(blocks) - 1) if blocks else 0
 
 
-def _frames(folder: Path, kind: Kind) -> dict[str, int]:
+def _frames(folder: Path, kind: Kind) -> dict[str, float]:
     """Return a clip model's frame rule. Where temporal attention has a limited number of positions, longer clips run by
     windows."""
     default, most = kind.frames
     if kind.frames_multiple_of > 1:
-        return {"default": default, "most": most, "multiple_of": kind.frames_multiple_of}
+        return {"default": default, "most": most, "multiple_of": kind.frames_multiple_of, "fps": kind.fps}
     parts = (read_json(folder / part / "config.json") for part in (kind.denoiser, "motion_adapter"))
     positions = next((int(part[POSITIONS]) for part in parts if POSITIONS in part), 0)
     if not positions:

@@ -24,6 +24,7 @@ SAYS = {
     "animatediff": ("animatediff", "ddim", 4, 2, Size(32, 32), 50, 7.5),
     "text_to_video": ("text_to_video", "ddim", 4, 2, Size(32, 32), 50, 9.0),
     "wan": ("wan", "flow_match_euler", 4, 4, Size(832, 480), 50, 5.0),
+    "ltx": ("ltx", "flow_match_euler_even", 4, 8, Size(704, 512), 50, 3.0),
 }
 
 
@@ -45,9 +46,16 @@ def test_a_checkpoint_without_a_card_says_what_it_is(folder: Path, name: str) ->
 
 
 def test_a_checkpoint_says_how_many_frames_it_generates(folder: Path) -> None:
-    rules = [find_card(str(folder / name)).frames for name in ("sana", "text_to_video", "animatediff", "wan")]
-    assert rules == [FrameRule(1, 1), FrameRule(16, 64), FrameRule(12, 64, window=12), FrameRule(81, 81, multiple_of=4)]
-    assert [str(rule) for rule in rules] == ["1", "from 1 to 64", "from 1 to 64", "from 1 to 81, 4k + 1"]
+    rules = {
+        "sana": (FrameRule(1, 1), "1"),
+        "text_to_video": (FrameRule(16, 64), "from 1 to 64"),
+        "animatediff": (FrameRule(12, 64, window=12), "from 1 to 64"),
+        "wan": (FrameRule(81, 81, multiple_of=4, fps=16), "from 1 to 81, 4k + 1"),
+        "ltx": (FrameRule(161, 257, multiple_of=8, fps=25), "from 1 to 257, 8k + 1"),
+    }
+    for name, (rule, said) in rules.items():
+        found = find_card(str(folder / name)).frames
+        assert (found, str(found)) == (rule, said)
 
 
 @pytest.mark.parametrize("name", SAYS)
@@ -112,6 +120,7 @@ def test_known_cards_have_the_true_latent_shapes() -> None:
         "flux.1-dev": (16, 128, 128),
         "sana-1.6b": (32, 32, 32),
         "wan-2.1-1.3b": (16, 60, 104),
+        "ltx-video-2b": (128, 16, 22),
     }
     cards = {card.name: card for card in KNOWN.values()}
     assert set(shapes) < set(cards)

@@ -29,6 +29,10 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         {"encoder_block_out_channels": [1] * 6, "latent_channels": 32},
     ),
     "wan-2.1-1.3b": ("WanPipeline", "transformer", {}, {"dim_mult": [1] * 4, "z_dim": 16}),
+    "ltx-video-2b": (
+        "LTXPipeline", "transformer", {},
+        FOUR | {"patch_size": 4, "spatio_temporal_scaling": [True, True, True, False], "latent_channels": 128},
+    ),
 }  # fmt: skip
 CARDS = {card.name: card for card in KNOWN.values()}
 
@@ -47,7 +51,7 @@ def laid_out(folder: Path, name: str, *, more: int = 0, **index: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["sd-2.1", "sdxl", "flux.1-dev", "sana-1.6b", "wan-2.1-1.3b"])
+@pytest.mark.parametrize("name", ["sd-2.1", "sdxl", "flux.1-dev", "sana-1.6b", "wan-2.1-1.3b", "ltx-video-2b"])
 def test_a_folder_of_a_published_checkpoint_has_its_cards_defaults_whatever_it_is_called(
     tmp_path: Path, name: str
 ) -> None:

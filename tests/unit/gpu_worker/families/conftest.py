@@ -33,7 +33,7 @@ CLIPS: dict[str, tuple[str, dict[str, Any]]] = {
     "text-to-video": ("text_to_video", {}),
 }
 """Families that generate clips, likewise."""
-TIMED: dict[str, tuple[str, dict[str, Any]]] = {"wan": ("wan", {})}
+TIMED: dict[str, tuple[str, dict[str, Any]]] = {"wan": ("wan", {}), "ltx": ("ltx", {})}
 """Families of clips whose VAE compresses time, likewise."""
 
 LoadTiny = Callable[..., Any]

@@ -114,6 +114,6 @@ def test_a_family_refuses_another_familys_weights(saved: Callable[[str], Path]) 
     with pytest.raises(ModelError, match=r"family 'flux' runs FluxPipeline \(got StableDiffusion3Pipeline\)"):
         load_family(card)
     with pytest.raises(
-        ModelError, match="family must be one of unet, sd3, flux, sana, animatediff, text_to_video, wan, noop"
+        ModelError, match="family must be one of unet, sd3, flux, sana, animatediff, text_to_video, wan, ltx, noop"
     ):
         load_family(replace(card, family="video"))

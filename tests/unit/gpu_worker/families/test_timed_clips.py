@@ -20,6 +20,7 @@ from services.gpu_worker.jobs.codecs import decode_checkpoint, encode_checkpoint
 from shared.domain.errors import ModelError
 from shared.domain.types import Size
 from shared.models import FrameRule, find_card
+from tests import tiny_families
 from tests.unit.gpu_worker.families.conftest import (
     STEPS,
     TIMED,
@@ -33,10 +34,11 @@ from tests.unit.gpu_worker.families.test_clips import PLAN, WAYS, events_of, one
 from tests.unit.gpu_worker.families.timed_reference import latent_from_frames, timed_clip_of
 
 FRAMES = 9
-SIZE = Size(32, 16)
-LATENTS = {"wan": (4, 3, 4, 8)}
+SIZE = Size(64, 32)
+LATENTS = {"wan": (4, 3, 8, 16), "ltx": (4, 2, 4, 8)}
 """Shapes of the latent of FRAMES frames."""
 VIDEO_TO_VIDEO = {"wan": "WanVideoToVideoPipeline"}
+"""Pipelines that start from frames; see latent_from_frames for the other families."""
 
 
 def a_clip(name: str = "a", **changes: Any) -> Task:
@@ -56,7 +58,7 @@ def the_crowd(family: Any) -> list[Task]:
         a_clip("clip", start=FromPicture(pictures(), 4), steps=9, guidance=6.0, seed=9),
         a_clip("long", frames=17, steps=4, prompt="two boats at night"),
         a_clip("image", frames=1, steps=3, seed=8),
-        a_clip("large", size=Size(32, 32), steps=3, seed=4),
+        a_clip("large", size=Size(64, 64), steps=3, seed=4),
     ]
 
 
@@ -72,10 +74,10 @@ def test_a_whole_run_equals_the_pipeline_in_every_frame(tiny_family: LoadTiny, n
 
 @pytest.mark.parametrize("name", TIMED)
 def test_another_length_and_size_and_the_decoded_frames_are_the_pipelines_too(tiny_family: LoadTiny, name: str) -> None:
-    family, task = tiny_family(name), a_clip(size=Size(32, 48), frames=17, steps=2)
+    family, task = tiny_family(name), a_clip(size=Size(64, 96), frames=17, steps=2)
     ours = drawn(family, task)["a"]
     frames = (np.asarray(timed_clip_of(family, task, "np")) * 255).round()
-    assert ours.pixels.shape == frames.shape == (17, 48, 32, 3)
+    assert ours.pixels.shape == frames.shape == (17, 96, 64, 3)
     assert np.abs(ours.pixels.astype(int) - frames).max() <= 1
     assert ours.pixels.std() > 0
 
@@ -117,7 +119,7 @@ def test_rows_of_any_length_generate_in_company_what_they_generate_alone(tiny_fa
         assert np.abs(together[task.id].pixels.astype(int) - alone.pixels.astype(int)).max() <= 1
     for task in (crowd[0], crowd[3], crowd[4], crowd[5]):
         np.testing.assert_allclose(together[task.id].latent, timed_clip_of(family, task), atol=1e-4, rtol=0)
-    assert together["image"].pixels.shape == (16, 32, 3)
+    assert together["image"].pixels.shape == (32, 64, 3)
 
 
 @pytest.mark.parametrize("name", TIMED)
@@ -132,8 +134,8 @@ def test_batch_invariant_rows_of_any_length_are_bit_identical(tiny_family: LoadT
 
 
 @pytest.mark.parametrize("start", ["clip", "image"])
-@pytest.mark.parametrize("name", VIDEO_TO_VIDEO)
-def test_a_run_from_frames_is_the_video_to_video_pipelines(tiny_family: LoadTiny, name: str, start: str) -> None:
+@pytest.mark.parametrize("name", TIMED)
+def test_a_run_from_frames_is_the_pipelines(tiny_family: LoadTiny, name: str, start: str) -> None:
     """An image starts a clip as a clip that repeats it."""
     family, clip = tiny_family(name), pictures()
     given = clip if start == "clip" else clip[3]
@@ -141,7 +143,7 @@ def test_a_run_from_frames_is_the_video_to_video_pipelines(tiny_family: LoadTiny
     ours = drawn(family, task)["a"]
     assert ours.steps_run == 4
     frames = np.broadcast_to(given, clip.shape)
-    theirs = latent_from_frames(family, task, frames, 4, VIDEO_TO_VIDEO[name])
+    theirs = latent_from_frames(family, task, frames, 4, VIDEO_TO_VIDEO.get(name, ""))
     np.testing.assert_allclose(ours.latent, theirs, atol=1e-4, rtol=0)
 
 
@@ -172,7 +174,7 @@ def test_lengths_that_the_vae_cannot_generate_are_refused_with_the_rule(tiny_fam
     error = one(Left, events_of(family, a_clip(start=FromPicture(pictures(FRAMES + 1), 2)))).error
     assert str(error).endswith(f"a clip to start from must have {rule.multiple_of}k + 1 frames (got {FRAMES + 1})")
     error = one(Left, events_of(family, a_clip(start=FromPicture(pictures(17), 2)))).error
-    assert "the latent of a 32x16 task of 9 frames must have shape" in str(error)
+    assert "the latent of a 64x32 task of 9 frames must have shape" in str(error)
 
 
 @pytest.mark.parametrize("name", TIMED)
@@ -213,4 +215,25 @@ def test_wan_with_two_transformers_is_refused(saved: Callable[[str], Path], tmp_
     index = json.loads((saved("wan") / "model_index.json").read_text())
     (folder / "model_index.json").write_text(json.dumps({**index, "boundary_ratio": 0.875}))
     with pytest.raises(ModelError, match=r"model_index\.json: boundary_ratio must be null.* \(got 0\.875\)"):
+        load_family(find_card(str(folder)))
+
+
+def test_ltx_decodes_at_a_timestep_where_its_vae_takes_one(tmp_path: Path) -> None:
+    """The pipeline draws the noise of decoding after a given start from the request's generator, ours from seed 0."""
+    family: Any = load_family(find_card(str(tiny_families.save(tmp_path / "x", "ltx", timestep_conditioning=True))))
+    task = a_clip(steps=2)
+    ours = drawn(family, task)["a"]
+    start = family.pipeline._pack_latents(first_noise(task.seed, family.latent_shape(SIZE, FRAMES))[None])
+    asked = {"latents": start, "decode_timestep": 0.05, "decode_noise_scale": 0.025}
+    frames = (np.asarray(timed_clip_of(family, replace(task, seed=0), "np", **asked)) * 255).round()
+    assert np.abs(ours.pixels.astype(int) - frames).max() <= 1
+    asked["decode_timestep"] = 1.0
+    others = (np.asarray(timed_clip_of(family, replace(task, seed=0), "np", **asked)) * 255).round()
+    assert np.abs(ours.pixels.astype(int) - others).max() > 1
+
+
+def test_ltx_whose_decoder_draws_noise_is_refused(tmp_path: Path) -> None:
+    noisy = (True,) * 5
+    folder = tiny_families.save(tmp_path / "x", "ltx", timestep_conditioning=True, decoder_inject_noise=noisy)
+    with pytest.raises(ModelError, match=r"vae/config\.json: decoder_inject_noise must be false.* \(got true\)"):
         load_family(find_card(str(folder)))

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from services.gpu_worker.engine.rows import Pixels, Task
+from services.gpu_worker.engine.rows import Pixels, Task, first_noise
 from tests.unit.gpu_worker.families.clip_reference import said
 
 
@@ -28,18 +28,46 @@ def pipeline_of(family: Any, kind: str = "", sampler: str = "") -> Any:
     return made
 
 
-def timed_clip_of(family: Any, task: Task, output: str = "latent") -> Tensor | np.ndarray:
+def timed_clip_of(family: Any, task: Task, output: str = "latent", **more: Any) -> Tensor | np.ndarray:
     """(C, F, h, w) that the pipeline ends with; with `np` (F, height, width, 3) from 0 to 1."""
-    asked = {"num_frames": task.frames, "num_inference_steps": task.steps, "output_type": output}
-    return pipeline_of(family, sampler=task.sampler)(**said(task), **asked).frames[0]
+    asked = {"num_frames": task.frames, "num_inference_steps": task.steps, "output_type": output, **more}
+    frames = pipeline_of(family, sampler=task.sampler)(**said(task), **asked).frames
+    return (_unpacked(family, task, frames) if output == "latent" else frames)[0]
 
 
 def latent_from_frames(family: Any, task: Task, clip: Pixels, step: int, kind: str) -> Tensor:
-    """(C, F, h, w) that the video-to-video pipeline `kind` ends with, from a clip's frames without `step` steps."""
+    """(C, F, h, w) that the video-to-video pipeline `kind` ends with, from a clip's frames without `step` steps.
+
+    Without `kind`: that the family's own pipeline ends with, where the frames replace its latent after `step` steps.
+    """
+    frames = [Image.fromarray(frame) for frame in clip]
+    if not kind:
+        return timed_clip_of(family, task, callback_on_step_end=_replaced(family, task, frames, step))
     strength = (task.steps - step) / task.steps
     asked = said(task) | {"num_inference_steps": task.steps, "strength": strength, "output_type": "latent"}
-    if kind == "WanVideoToVideoPipeline":  # its own encode_prompt needs the package ftfy
-        words = asked.pop("prompt"), asked.pop("negative_prompt")
-        encoded = family.pipeline.encode_prompt(*words, max_sequence_length=512)
-        asked |= dict(zip(("prompt_embeds", "negative_prompt_embeds"), encoded, strict=True))
-    return pipeline_of(family, kind)(**asked, video=[Image.fromarray(frame) for frame in clip]).frames[0]
+    words = asked.pop("prompt"), asked.pop("negative_prompt")  # the pipeline's own encode_prompt needs ftfy
+    encoded = family.pipeline.encode_prompt(*words, max_sequence_length=512)
+    asked |= dict(zip(("prompt_embeds", "negative_prompt_embeds"), encoded, strict=True))
+    return pipeline_of(family, kind)(**asked, video=frames).frames[0]
+
+
+def _replaced(family: Any, task: Task, frames: list[Image.Image], step: int) -> Any:
+    """A pipeline's callback that puts the noised frames in place of its latent after `step` steps."""
+    noise = first_noise(task.seed, family.latent_shape(task.size, task.frames))[None]
+
+    def callback(pipeline: Any, done: int, _: Any, __: Any) -> dict[str, Tensor]:
+        if done + 1 != step:
+            return {}
+        clean = pipeline.vae.encode(pipeline.video_processor.preprocess_video(frames)).latent_dist.mode()
+        clean = pipeline._normalize_latents(clean, pipeline.vae.latents_mean, pipeline.vae.latents_std)
+        sigma = pipeline.scheduler.sigmas[step]
+        return {"latents": pipeline._pack_latents(sigma * noise + (1 - sigma) * clean)}
+
+    return callback
+
+
+def _unpacked(family: Any, task: Task, latents: Tensor) -> Tensor:
+    """(B, C, F, h, w) of a pipeline's latents."""
+    if not hasattr(family.pipeline, "_unpack_latents"):
+        return latents
+    return family.pipeline._unpack_latents(latents, *family.latent_shape(task.size, task.frames)[1:])
