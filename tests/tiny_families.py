@@ -284,6 +284,7 @@ FAMILIES: dict[str, Callable[..., Any]] = {
     "text_to_video": text_to_video,
     "wan": tiny_video_families.wan,
     "ltx": tiny_video_families.ltx,
+    "cogvideox": tiny_video_families.cogvideox,
 }
 
 

@@ -85,3 +85,46 @@ def ltx(**vae_choices: Any) -> Any:
             shift_terminal=0.1,
         ),
     )
+
+
+def cogvideox(*, snr_shift_scale: float = 3.0, **denoiser: Any) -> Any:
+    """A CogVideoXPipeline as published for 2B: 4 latent channels, f = 4, 4 frames a latent frame, DDIM on v."""
+    import diffusers
+
+    transformer = diffusers.CogVideoXTransformer3DModel(
+        **{
+            "num_attention_heads": 2,
+            "attention_head_dim": 16,
+            "in_channels": 4,
+            "out_channels": 4,
+            "time_embed_dim": 8,
+            "text_embed_dim": WIDTH,
+            "num_layers": 2,
+            "sample_width": 16,
+            "sample_height": 8,
+            "sample_frames": 17,
+            "max_text_seq_length": 32,
+            **denoiser,
+        }
+    )
+    vae = diffusers.AutoencoderKLCogVideoX(
+        down_block_types=("CogVideoXDownBlock3D",) * 3,
+        up_block_types=("CogVideoXUpBlock3D",) * 3,
+        block_out_channels=(8, 8, 8),
+        latent_channels=4,
+        layers_per_block=1,
+        norm_num_groups=2,
+    )
+    return diffusers.CogVideoXPipeline(
+        tokenizer=t5_tokenizer(),
+        text_encoder=t5(),
+        vae=vae.eval(),
+        transformer=transformer.eval(),
+        scheduler=diffusers.CogVideoXDDIMScheduler(
+            prediction_type="v_prediction",
+            clip_sample=False,
+            timestep_spacing="trailing",
+            rescale_betas_zero_snr=True,
+            snr_shift_scale=snr_shift_scale,
+        ),
+    )

@@ -49,6 +49,7 @@ KINDS = {
     "TextToVideoSDPipeline": Kind("text_to_video", "ddim", "unet", 50, 9.0, frames=(16, 64)),
     "WanPipeline": Kind("wan", "flow_match_euler", "transformer", 50, 5.0, 2, (81, 81), 4, Size(832, 480), 16),
     "LTXPipeline": Kind("ltx", "flow_match_euler_even", "transformer", 50, 3.0, 1, (161, 257), 8, Size(704, 512), 25),
+    "CogVideoXPipeline": Kind("cogvideox", "ddim", "transformer", 50, 6.0, 2, (49, 49), 8, Size(720, 480)),
 }
 """Kinds by diffusers' class name in a checkpoint's model_index.json."""
 
@@ -90,9 +91,11 @@ def said_by(folder: Path) -> dict[str, Any]:
     if kind.frames != (1, 1):
         found["frames"] = _frames(folder, kind)
     # the denoiser's sample_size is in latent cells; FluxPipeline uses 128 if the configuration has none
-    side = read_json(folder / kind.denoiser / "config.json").get("sample_size", 128 if kind.family == "flux" else None)
-    if isinstance(side, int) and "vae_scale" in found:
-        found["default_size"] = Size(side * found["vae_scale"], side * found["vae_scale"])
+    config = read_json(folder / kind.denoiser / "config.json")
+    side = config.get("sample_size", 128 if kind.family == "flux" else None)
+    width, height = config.get("sample_width", side), config.get("sample_height", side)
+    if isinstance(width, int) and isinstance(height, int) and "vae_scale" in found:
+        found["default_size"] = Size(width * found["vae_scale"], height * found["vae_scale"])
     elif kind.size:
         found["default_size"] = kind.size
     if {"default_size", "vae_scale"} <= found.keys() and kind.family != "unet":
@@ -115,8 +118,10 @@ def _frames(folder: Path, kind: Kind) -> dict[str, float]:
     """Return a clip model's frame rule. Where temporal attention has a limited number of positions, longer clips run by
     windows."""
     default, most = kind.frames
-    if kind.frames_multiple_of > 1:
-        return {"default": default, "most": most, "multiple_of": kind.frames_multiple_of, "fps": kind.fps}
+    if (multiple := kind.frames_multiple_of) > 1:
+        if trained := read_json(folder / kind.denoiser / "config.json").get("sample_frames"):
+            default = most = (int(trained) - 1) // multiple * multiple + 1
+        return {"default": default, "most": most, "multiple_of": multiple, "fps": kind.fps}
     parts = (read_json(folder / part / "config.json") for part in (kind.denoiser, "motion_adapter"))
     positions = next((int(part[POSITIONS]) for part in parts if POSITIONS in part), 0)
     if not positions:

@@ -14,7 +14,7 @@ __all__ = ["MODULES", "Family", "load_family"]
 
 MODULES = {
     name: f"services.gpu_worker.families.{name}"
-    for name in ("unet", "sd3", "flux", "sana", "animatediff", "text_to_video", "wan", "ltx", "noop")
+    for name in ("unet", "sd3", "flux", "sana", "animatediff", "text_to_video", "wan", "ltx", "cogvideox", "noop")
 }
 """Module path of each family."""
 

@@ -25,6 +25,7 @@ SAYS = {
     "text_to_video": ("text_to_video", "ddim", 4, 2, Size(32, 32), 50, 9.0),
     "wan": ("wan", "flow_match_euler", 4, 4, Size(832, 480), 50, 5.0),
     "ltx": ("ltx", "flow_match_euler_even", 4, 8, Size(704, 512), 50, 3.0),
+    "cogvideox": ("cogvideox", "ddim", 4, 4, Size(64, 32), 50, 6.0),
 }
 
 
@@ -52,6 +53,7 @@ def test_a_checkpoint_says_how_many_frames_it_generates(folder: Path) -> None:
         "animatediff": (FrameRule(12, 64, window=12), "from 1 to 64"),
         "wan": (FrameRule(81, 81, multiple_of=4, fps=16), "from 1 to 81, 4k + 1"),
         "ltx": (FrameRule(161, 257, multiple_of=8, fps=25), "from 1 to 257, 8k + 1"),
+        "cogvideox": (FrameRule(17, 17, multiple_of=8), "from 1 to 17, 8k + 1"),
     }
     for name, (rule, said) in rules.items():
         found = find_card(str(folder / name)).frames
@@ -121,6 +123,8 @@ def test_known_cards_have_the_true_latent_shapes() -> None:
         "sana-1.6b": (32, 32, 32),
         "wan-2.1-1.3b": (16, 60, 104),
         "ltx-video-2b": (128, 16, 22),
+        "cogvideox-2b": (16, 60, 90),
+        "cogvideox-5b": (16, 60, 90),
     }
     cards = {card.name: card for card in KNOWN.values()}
     assert set(shapes) < set(cards)

@@ -33,6 +33,10 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         "LTXPipeline", "transformer", {},
         FOUR | {"patch_size": 4, "spatio_temporal_scaling": [True, True, True, False], "latent_channels": 128},
     ),
+    "cogvideox-2b": (
+        "CogVideoXPipeline", "transformer", {"sample_width": 90, "sample_height": 60, "sample_frames": 49},
+        FOUR | {"latent_channels": 16},
+    ),
 }  # fmt: skip
 CARDS = {card.name: card for card in KNOWN.values()}
 
@@ -51,7 +55,9 @@ def laid_out(folder: Path, name: str, *, more: int = 0, **index: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["sd-2.1", "sdxl", "flux.1-dev", "sana-1.6b", "wan-2.1-1.3b", "ltx-video-2b"])
+@pytest.mark.parametrize(
+    "name", ["sd-2.1", "sdxl", "flux.1-dev", "sana-1.6b", "wan-2.1-1.3b", "ltx-video-2b", "cogvideox-2b"]
+)
 def test_a_folder_of_a_published_checkpoint_has_its_cards_defaults_whatever_it_is_called(
     tmp_path: Path, name: str
 ) -> None:

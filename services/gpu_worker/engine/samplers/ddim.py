@@ -14,13 +14,16 @@ from shared.domain.errors import ModelError
 
 
 class DDIM:
-    """DDIM (Song et al. 2021, eq. 12) with η ≥ 0 for ε, v and x0 prediction, over diffusers' own tables."""
+    """DDIM (Song et al. 2021, eq. 12) with η ≥ 0 for ε, v and x0 prediction, over diffusers' own tables.
+
+    A configuration of CogVideoX (`snr_shift_scale`) has shifted noise levels, and never clips.
+    """
 
     name: ClassVar[str] = "ddim"
     multistep: ClassVar[bool] = False
 
     def __init__(self, config: dict[str, Any], *, eta: float = 0.0) -> None:
-        from diffusers import DDIMScheduler
+        from diffusers import CogVideoXDDIMScheduler, DDIMScheduler
 
         if config.get("thresholding"):
             raise ModelError(
@@ -32,9 +35,11 @@ class DDIM:
             )
         if eta < 0 or eta > 1:
             raise ModelError(f"card.json: eta must be between 0 and 1 (got {eta})")
-        self._scheduler = DDIMScheduler.from_config(config)
+        shifted = "snr_shift_scale" in config
+        self._scheduler = (CogVideoXDDIMScheduler if shifted else DDIMScheduler).from_config(config)
         self._prediction = str(self._scheduler.config.prediction_type)
-        self._clip = float(self._scheduler.config.clip_sample_range) if self._scheduler.config.clip_sample else None
+        clips = self._scheduler.config.clip_sample and not shifted
+        self._clip = float(self._scheduler.config.clip_sample_range) if clips else None
         self._eta = eta
         self._schedule = lru_cache(maxsize=256)(self._make_schedule)
 
@@ -45,7 +50,7 @@ class DDIM:
         scheduler = self._scheduler
         scheduler.set_timesteps(steps)
         timesteps = scheduler.timesteps[:steps].clone()  # trailing spacing rounds to T + 1 of them for some T (61)
-        bars = scheduler.alphas_cumprod
+        bars = scheduler.alphas_cumprod  # CogVideoX's are float64
         before = bars[timesteps]
         # diffusers steps back by a whole stride, not to the next timestep: they differ where T does not divide 1000
         previous = timesteps - scheduler.config.num_train_timesteps // steps
@@ -55,8 +60,8 @@ class DDIM:
         return Schedule(
             timesteps=timesteps,
             level=_levels(before, after),
-            left=torch.stack([after**0.5, (1 - after) ** 0.5], dim=1),
-            renewed=(self._eta * variance.clamp(min=0) ** 0.5 / scale).clamp(max=1),
+            left=torch.stack([after**0.5, (1 - after) ** 0.5], dim=1).float(),
+            renewed=(self._eta * variance.clamp(min=0) ** 0.5 / scale).clamp(max=1).float(),
         )
 
     def step(
@@ -84,4 +89,4 @@ def predicted(kind: str, latents: Tensor, outputs: Tensor, a: Tensor, b: Tensor)
 def _levels(before: Tensor, after: Tensor) -> Tensor:
     """Return (T+1, 2): signal and noise scale before every step, and after the last."""
     bars = torch.cat([before, after[-1:]])
-    return torch.stack([bars**0.5, (1 - bars) ** 0.5], dim=1)
+    return torch.stack([bars**0.5, (1 - bars) ** 0.5], dim=1).float()

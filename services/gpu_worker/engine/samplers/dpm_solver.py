@@ -94,6 +94,8 @@ def _check(config: dict[str, Any], eta: float) -> None:
             raise ModelError(f"scheduler_config.json: {name} must be false for {DPM_SOLVER} (got true)")
     if math.isfinite(least := float(config.get("lambda_min_clipped", -math.inf))):
         raise ModelError(f"scheduler_config.json: lambda_min_clipped must be -Infinity for {DPM_SOLVER} (got {least})")
+    if "snr_shift_scale" in config:
+        raise ModelError(f"sampler {DPM_SOLVER} does not run CogVideoX: scheduler_config.json has a snr_shift_scale")
     flow = config.get("prediction_type") == "flow_prediction" or "shift" in config
     if flow and not config.get("use_flow_sigmas"):
         rule = f"use_flow_sigmas must be true for {DPM_SOLVER} on a flow-matching model"

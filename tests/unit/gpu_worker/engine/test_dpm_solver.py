@@ -137,6 +137,7 @@ def test_configurations_that_it_does_not_run_are_refused() -> None:
         ({"use_dynamic_shifting": True}, "use_dynamic_shifting must be false"),
         ({"lambda_min_clipped": -5.1}, r"lambda_min_clipped must be -Infinity .*\(got -5.1\)"),
         ({"shift": 3.0, "_class_name": "FlowMatchEulerDiscreteScheduler"}, "use_flow_sigmas must be true"),
+        ({"snr_shift_scale": 3.0}, "does not run CogVideoX"),
     ):
         with pytest.raises(ModelError, match=said):
             make_sampler(DPM, config)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
+from diffusers import CogVideoXDDIMScheduler, DDIMScheduler, FlowMatchEulerDiscreteScheduler
 
 from services.gpu_worker.engine.samplers import DDIM, EvenFlowMatchEuler, FlowMatchEuler, Position, make_sampler
 from shared.domain.errors import ModelError
@@ -65,6 +65,25 @@ def test_ddim_equals_diffusers_for_rows_of_different_schedules(config: dict[str,
             latents[i], done[i] = moved[at], done[i] + 1
     for got, want in zip(latents, expected, strict=True):
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+@pytest.mark.parametrize("total", [7, 30])
+def test_ddim_equals_diffusers_on_cogvideox_noise_levels(shift: float, total: int) -> None:
+    config = {"prediction_type": "v_prediction", "timestep_spacing": "trailing", "rescale_betas_zero_snr": True}
+    scheduler = CogVideoXDDIMScheduler(**config, snr_shift_scale=shift)  # its step ignores clip_sample, true here
+    scheduler.set_timesteps(total)
+    sampler = make_sampler("ddim", dict(scheduler.config))
+    schedule = sampler.schedule(total, (6, 5))
+    assert {each.dtype for each in (schedule.level, schedule.left, schedule.renewed)} == {torch.float32}
+    ours = theirs = noise_of(1)
+    for done, timestep in enumerate(scheduler.timesteps):
+        theirs = scheduler.step(denoiser(theirs[None], timestep.view(1))[0], int(timestep), theirs).prev_sample
+        moved, _ = sampler.step(
+            ours[None], denoiser(ours[None], timestep.view(1)), [Position(schedule, done)], noise=None
+        )
+        ours = moved[0]
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4, check_dtype=False)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,14 @@ CLIPS: dict[str, tuple[str, dict[str, Any]]] = {
     "text-to-video": ("text_to_video", {}),
 }
 """Families that generate clips, likewise."""
-TIMED: dict[str, tuple[str, dict[str, Any]]] = {"wan": ("wan", {}), "ltx": ("ltx", {})}
+ROTARY = {"snr_shift_scale": 1.0, "use_rotary_positional_embeddings": True}
+TIMED: dict[str, tuple[str, dict[str, Any]]] = {
+    "wan": ("wan", {}),
+    "ltx": ("ltx", {}),
+    "cogvideox-2b": ("cogvideox", {}),
+    "cogvideox-5b": ("cogvideox", ROTARY),
+    "cogvideox-1.5": ("cogvideox", {**ROTARY, "patch_size_t": 2, "patch_bias": False, "sample_height": 24}),
+}
 """Families of clips whose VAE compresses time, likewise."""
 
 LoadTiny = Callable[..., Any]

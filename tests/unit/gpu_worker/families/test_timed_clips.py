@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from tests.unit.gpu_worker.families.timed_reference import latent_from_frames, t
 FRAMES = 9
 SIZE = Size(64, 32)
 LATENTS = {"wan": (4, 3, 8, 16), "ltx": (4, 2, 4, 8)}
+LATENTS |= {"cogvideox-2b": (4, 3, 8, 16), "cogvideox-5b": (4, 3, 8, 16), "cogvideox-1.5": (4, 4, 8, 16)}
 """Shapes of the latent of FRAMES frames."""
 VIDEO_TO_VIDEO = {"wan": "WanVideoToVideoPipeline"}
 """Pipelines that start from frames; see latent_from_frames for the other families."""
@@ -99,7 +101,7 @@ def test_states_and_checkpoints_continue_as_the_uninterrupted_run(tiny_family: L
     events = events_of(family, task)
     whole, state, saved = (one(kind, events) for kind in (Finished, LatentCaptured, Checkpointed))
     previews = {event.preview.shape for event in events if isinstance(event, Advanced) and event.preview is not None}
-    assert previews == {(*LATENTS[name][1:], 3)}
+    assert previews == {((FRAMES - 1) // family._frame_ratio + 1, *LATENTS[name][2:], 3)}
     data = encode_checkpoint(saved.latent, saved.step, saved.generator_state, PLAN, saved.noises, saved.previous)
     for start in (decode_checkpoint(data)[0], FromState(state.latent, state.step)):
         resumed = drawn(family, replace(task, start=start))["a"]
@@ -159,7 +161,7 @@ def test_frames_are_noised_to_the_level_of_the_step(tiny_family: LoadTiny, name:
     if family.card.sampler.startswith("flow"):
         assert float(row.schedule.timesteps[step]) == pytest.approx(1000 * sigma, rel=1e-5)
         assert signal == pytest.approx(1 - sigma, abs=1e-6)
-    assert 0.3 < sigma < 0.95
+    assert 0.3 < sigma < 0.97
     np.testing.assert_allclose(row.latent, sigma * noise + signal * clean, atol=1e-5)
 
 
@@ -237,3 +239,30 @@ def test_ltx_whose_decoder_draws_noise_is_refused(tmp_path: Path) -> None:
     folder = tiny_families.save(tmp_path / "x", "ltx", timestep_conditioning=True, decoder_inject_noise=noisy)
     with pytest.raises(ModelError, match=r"vae/config\.json: decoder_inject_noise must be false.* \(got true\)"):
         load_family(find_card(str(folder)))
+
+
+def test_cogvideox_1_5_refuses_sizes_beyond_its_positions(tiny_family: LoadTiny) -> None:
+    error = one(Left, events_of(tiny_family("cogvideox-1.5"), a_clip(size=Size(64, 112)))).error
+    assert isinstance(error, ModelError)
+    assert "size must be at most 64x96: the transformer has no positions beyond it (got 64x112)" in str(error)
+
+
+def test_cogvideox_with_learned_positions_is_refused(tmp_path: Path) -> None:
+    learned = {"use_rotary_positional_embeddings": True, "use_learned_positional_embeddings": True}
+    folder = tiny_families.save(tmp_path / "x", "cogvideox", **learned)
+    with pytest.raises(ModelError, match=r"use_learned_positional_embeddings must be false.* \(got true\)"):
+        load_family(find_card(str(folder)))
+
+
+def test_cogvideox_takes_ddim_steps_where_the_checkpoint_names_its_dpm_solver(
+    saved: Callable[[str], Path], tiny_family: LoadTiny, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(saved("cogvideox-2b"), tmp_path / "dpm")
+    for name in ("model_index.json", "scheduler/scheduler_config.json"):
+        text = (folder / name).read_text()
+        assert "CogVideoXDDIMScheduler" in text
+        (folder / name).write_text(text.replace("CogVideoXDDIMScheduler", "CogVideoXDPMScheduler"))
+    family: Any = load_family(find_card(str(folder)))
+    assert type(family.pipeline.scheduler).__name__ == "CogVideoXDPMScheduler"
+    ours, theirs = (drawn(each, a_clip())["a"].latent for each in (family, tiny_family("cogvideox-2b")))
+    assert np.array_equal(ours, theirs)

@@ -6,6 +6,7 @@ from typing import Any
 
 import diffusers
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -31,8 +32,12 @@ def pipeline_of(family: Any, kind: str = "", sampler: str = "") -> Any:
 def timed_clip_of(family: Any, task: Task, output: str = "latent", **more: Any) -> Tensor | np.ndarray:
     """(C, F, h, w) that the pipeline ends with; with `np` (F, height, width, 3) from 0 to 1."""
     asked = {"num_frames": task.frames, "num_inference_steps": task.steps, "output_type": output, **more}
+    noise = first_noise(task.seed, family.latent_shape(task.size, task.frames))[None]
+    if _frames_first(family):  # the pipeline would draw its noise with frames before channels
+        tokens = family.denoiser.config.max_text_seq_length
+        asked |= {"latents": _as_theirs(family, noise), "max_sequence_length": tokens}
     frames = pipeline_of(family, sampler=task.sampler)(**said(task), **asked).frames
-    return (_unpacked(family, task, frames) if output == "latent" else frames)[0]
+    return (_as_ours(family, frames, noise) if output == "latent" else frames)[0]
 
 
 def latent_from_frames(family: Any, task: Task, clip: Pixels, step: int, kind: str) -> Tensor:
@@ -59,15 +64,33 @@ def _replaced(family: Any, task: Task, frames: list[Image.Image], step: int) -> 
         if done + 1 != step:
             return {}
         clean = pipeline.vae.encode(pipeline.video_processor.preprocess_video(frames)).latent_dist.mode()
-        clean = pipeline._normalize_latents(clean, pipeline.vae.latents_mean, pipeline.vae.latents_std)
-        sigma = pipeline.scheduler.sigmas[step]
-        return {"latents": pipeline._pack_latents(sigma * noise + (1 - sigma) * clean)}
+        scheduler = pipeline.scheduler
+        if hasattr(pipeline, "_normalize_latents"):
+            clean = pipeline._normalize_latents(clean, pipeline.vae.latents_mean, pipeline.vae.latents_std)
+            noised = scheduler.sigmas[step] * noise + (1 - scheduler.sigmas[step]) * clean
+        else:
+            clean = clean * pipeline.vae.config.scaling_factor
+            filled = torch.cat([clean[:, :, :1], clean], dim=2)[:, :, -noise.shape[2] :]
+            noised = scheduler.add_noise(filled, noise, scheduler.timesteps[step])
+        return {"latents": _as_theirs(family, noised)}
 
     return callback
 
 
-def _unpacked(family: Any, task: Task, latents: Tensor) -> Tensor:
+def _as_theirs(family: Any, latents: Tensor) -> Tensor:
+    """A pipeline's own layout of latents (B, C, F, h, w): tokens, or frames before channels."""
+    if hasattr(family.pipeline, "_pack_latents"):
+        return family.pipeline._pack_latents(latents)
+    return latents.transpose(1, 2) if _frames_first(family) else latents
+
+
+def _as_ours(family: Any, latents: Tensor, like: Tensor) -> Tensor:
     """(B, C, F, h, w) of a pipeline's latents."""
-    if not hasattr(family.pipeline, "_unpack_latents"):
-        return latents
-    return family.pipeline._unpack_latents(latents, *family.latent_shape(task.size, task.frames)[1:])
+    if hasattr(family.pipeline, "_unpack_latents"):
+        return family.pipeline._unpack_latents(latents, *like.shape[2:])
+    return latents.transpose(1, 2) if _frames_first(family) else latents
+
+
+def _frames_first(family: Any) -> bool:
+    """Whether the pipeline's latents are (B, F, C, h, w)."""
+    return isinstance(family.pipeline, diffusers.CogVideoXPipeline)
