@@ -197,6 +197,9 @@ class Engine:
         if isinstance(stepped, Exception):
             return [self._leave(task.id, stepped)]
         row.latent, row.renew, row.done = stepped.latent, 0.0, row.done + 1
+        if row.held is not None:
+            row.latent = row.held.put(row.latent, row.schedule, row.done)
+            stepped = Stepped(row.latent, row.held.put_clean(stepped.clean))
         row.previous = stepped.clean if row.sampler.multistep else None
         events: list[Event] = []
         if self._clock() - row.told_at >= self._tell_every_s:

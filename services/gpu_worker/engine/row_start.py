@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from services.gpu_worker.engine.family import Family
+from services.gpu_worker.engine.held import Held
 from services.gpu_worker.engine.rows import (
     FromCheckpoint,
     FromNoise,
@@ -54,6 +55,8 @@ def make_row(family: Family, task: Task) -> Row:
     if not 0 <= done < task.steps or not 0 <= renew <= 1:
         rule = f"start step must be from 0 to {task.steps - 1}, fresh noise from 0 to 1 (got {done}, {renew})"
         raise ModelError(f"task {task.id!r}: {rule}")
+    if (held := _held(family, task, noise)) is not None:
+        latent = held.put(latent, schedule, done)
     guided = task.guidance > 1 and not family.guidance_embedded
     return Row(
         task=task,
@@ -70,7 +73,25 @@ def make_row(family: Family, task: Task) -> Row:
         noises=carried_noises(task, schedule),
         windows=family.card.frames.windows(task.frames),
         previous=previous,
+        held=held,
     )
+
+
+def _held(family: Family, task: Task, noise: torch.Tensor) -> Held | None:
+    """Return the frames that the task holds. Raises ModelError where they do not fit in front of generated frames."""
+    if task.held is None:
+        return None
+    clean = family.encode_picture(task.held, len(task.held))
+    first = noise[:, : clean.shape[1]]
+    if (
+        task.frames <= len(task.held)
+        or noise.ndim != 4
+        or first.shape != clean.shape
+        or clean.shape[1] == noise.shape[1]
+    ):
+        rule = f"held frames must be fewer than the {task.frames} of the task, and of size {task.size}"
+        raise ModelError(f"task {task.id!r}: {rule} (got {task.held.shape})")
+    return Held(clean, first)
 
 
 def _on_device(latent: Latent, family: Family) -> torch.Tensor:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from services.gpu_worker.engine.held import Held
 from services.gpu_worker.engine.samplers import Position, Sampler, Schedule
 from shared.domain.truncation import of_negative
 from shared.domain.types import Size
@@ -85,6 +86,8 @@ class Task:
     prompted_from: int = 0
     """Steps of T before which the run does not see its prompt."""
     start: Start = field(default_factory=FromNoise)
+    held: Pixels | None = None
+    """The first k frames of the clip, (k, height, width, 3), which the run holds (engine/held.py); k below `frames`."""
     capture_steps: tuple[int, ...] = ()
     """Steps of T after which the latent is reported as LatentCaptured."""
     sampler: str = ""
@@ -146,6 +149,7 @@ class Row:
     """FreeNoise's window and stride in frames, see draw_noise."""
     previous: Tensor | None = None
     """A multistep sampler's history, of the latent's shape; None at the start of a run and in one-step samplers."""
+    held: Held | None = None
     joined_at: float = 0.0
     told_at: float = 0.0
     saved_at: float = 0.0
