@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import Finished, Left
 from services.gpu_worker.engine.family import Family
-from services.gpu_worker.jobs.plan_resolution import start_of, task_of
+from services.gpu_worker.jobs.plan_resolution import lead_of, start_of, task_of
 from shared.domain.errors import ModelError
 from shared.domain.types import Plan, Request
 
@@ -14,7 +16,10 @@ def redraw(family: Family, request: Request, plan: Plan, blob: bytes | None = No
     """Run the plan alone, on the calling thread; bit-identical to the job's run under `batch_invariant`
     (docs/architecture.md, Equality)."""
     engine = Engine({plan.model: family}, max_rows=1)
-    engine.submit(task_of("redraw", request, plan, start_of(plan, blob, request.size)))
+    task = task_of("redraw", request, plan, start_of(plan, blob, request.size))
+    if plan.lead is not None and blob is not None:
+        task = replace(task, held=lead_of(plan.lead, blob, request.size)[-plan.lead.held :])
+    engine.submit(task)
     while not engine.idle:
         for event in engine.step():
             if isinstance(event, Finished):

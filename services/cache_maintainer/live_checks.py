@@ -209,5 +209,5 @@ def _checkable(job: Job) -> bool:
     """Return whether the plan chose a start from the cache; a start that the client chose is not the plan's."""
     request, result, plan = job.request, job.result, job.plan
     has_image = result is not None and bool(result.picture_key) and bool(job.vector)
-    planned = plan.source in HITS and not plan.is_miss and not request.from_job
+    planned = plan.source in HITS and not plan.is_miss and not request.named_job
     return has_image and planned and request.modality is Modality.IMAGE

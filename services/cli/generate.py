@@ -52,16 +52,18 @@ _N = (
     "Images, of the seeds seed, seed + 1, …; no two start from the same root. -o fox.png writes fox-1.png, fox-2.png, …"
 )
 _FROM = (
-    "Image to start from (image to image): the id of a finished job, or a PNG file that this command wrote. See "
-    "--strength."
+    "Image to start from (image to image): the id of a finished job, or a PNG file that this command wrote. It is the "
+    "first frame of a clip. See --strength."
 )
 _STRENGTH = (
-    "Share of the steps that run after the image of --from, above 0 up to 1: less keeps more of it. Default: 0.8."
+    "Share of the steps that run after the image of --from, above 0 up to 1: less keeps more of it. Default: 0.8. With "
+    "--continue: after the clip's last frame. Default: 1."
 )
 _PREVIEWS = (
     "New or empty folder for previews during the run: step-0010.png, … (animated for a clip). -: show the last preview "
     "in the terminal."
 )
+_CONTINUE = "Finished clip to go on from, by its job's id. The file holds that clip, then the new frames."
 _OUT = (
     "Image file: .png, .jpg or .webp; PNG without an ending. Clip: .mp4, .webm, .webp, .gif, .png, or a folder of "
     "frames without an ending. Default: <job id>.png or .mp4 here."
@@ -96,6 +98,7 @@ def generate(
     variation: Annotated[str, Optional(help=_VARIATION)] = "auto",
     from_job: Annotated[str | None, Optional("--from", help=_FROM)] = None,
     strength: Annotated[float | None, Optional(help=_STRENGTH)] = None,
+    continue_job: Annotated[str | None, Optional("--continue", help=_CONTINUE)] = None,
     video: Annotated[bool, Optional("--video", help="Generate a clip, by the model of the setting video.")] = False,
     frames: Annotated[int | None, Optional(help="Frames of the clip. Default: the model's.")] = None,
     seconds: Annotated[float | None, Optional(help="Length of the clip in place of --frames.")] = None,
@@ -139,6 +142,8 @@ def generate(
 
       afterimage generate --video 'a red fox runs to the left in the snow' --scale 4 -o fox.mp4
     """
+    if continue_job and not video:
+        raise InvalidRequestError("continue", "needs --video", continue_job)
     clip = ClipOptions(video, frames, seconds, fps, scale, resample, poster, strip)
     check_previews(previews, out)
     for index in range(n):
@@ -159,6 +164,7 @@ def generate(
         "variation": _one_of("variation", variation, ("auto", "same", "new")),
         "from_job": job_named_in(file) if file else from_job,
         "strength": strength,
+        "continue_job": continue_job,
         "user": _login() if user is None else user,
         **_size(size),
         **clip.fields,
@@ -180,9 +186,7 @@ def generate(
     if dry_run:
         for view in asyncio.run(planned()):
             _explain(view, where_it_would_start(view), console, why=True)
-            console.print(
-                Text(f"dry run, nothing generated  ({dimensions(view.job.request)}, seed {view.job.request.seed})")
-            )
+            console.print(Text(f"dry run, nothing generated  ({dimensions(view.job)}, seed {view.job.request.seed})"))
         return
     failed = list[AfterimageError]()
     try:
@@ -201,9 +205,7 @@ def generate(
         if made:
             console.print(Text(f"created the folder {made}", style="dim"))
         kind = "" if path.suffix or video else "PNG, "
-        console.print(
-            Text(f"{path}  ({kind}{dimensions(picture.job.request)}, seed {picture.seed}, job {picture.job.id})")
-        )
+        console.print(Text(f"{path}  ({kind}{dimensions(picture.job)}, seed {picture.seed}, job {picture.job.id})"))
     raise_all(failed)
 
 

@@ -85,7 +85,7 @@ class Lookup:
     async def replan(self, planned: Planned, *, exact: bool) -> None:
         """Ask the retriever, again if need be. exact: whether a stored image may be the answer."""
         start = self._clock.monotonic()
-        if planned.request.from_job:
+        if planned.request.named_job:
             plan: Plan | None = await self._plan_named(planned, exact)
         else:
             plan = await self._try("retriever", planned, lambda: self._plan(planned, exact))
@@ -104,7 +104,7 @@ class Lookup:
         planned.timings = replace(planned.timings, embed_s=self._clock.monotonic() - start)
 
     async def _predict(self, planned: Planned) -> None:
-        if not planned.vector or not planned.request.cache.reads or planned.request.from_job:
+        if not planned.vector or not planned.request.cache.reads or planned.request.named_job:
             return
         start = self._clock.monotonic()
         planned.predicted_hit = await self._try("match_predictor", planned, lambda: self._predict_hit(planned))
@@ -167,7 +167,7 @@ class Lookup:
             return await self._plan(planned, exact)
         except (TimeoutError, DeadlineError) as error:
             limit_s = self._settings.call_timeout_s
-            said = f"retriever: no plan from job {planned.request.from_job!r} within {limit_s:g} s; retry"
+            said = f"retriever: no plan from job {planned.request.named_job!r} within {limit_s:g} s; retry"
             raise UnavailableError(said, retry_after_s=1.0) from error
 
     async def _call(self, method: Callable[..., Awaitable[Any]], message: Any) -> Any:

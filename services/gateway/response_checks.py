@@ -43,6 +43,7 @@ def check_plan(
     if plan.miss_model not in ("", card.name, *served):
         raise NonsenseError(f"the plan's miss_model must be a served model (got {plan.miss_model!r})")
     _check_start(plan, request, exact)
+    _check_lead(plan, request)
     if plan.fallback is not None:
         check_plan(plan.fallback, request, card, served, exact=False)
     _check_steps(plan, request, card)
@@ -84,6 +85,14 @@ def _check_start(plan: Plan, request: Request, exact: bool) -> None:
         raise NonsenseError(f"fresh_noise must be between 0 and 1 (got {plan.fresh_noise})")
     if not all(one.guidance is None or 0 <= one.guidance < inf for one in plan.may_run):
         raise NonsenseError(f"guidance must be at least 0 and finite (got {[one.guidance for one in plan.may_run]})")
+
+
+def _check_lead(plan: Plan, request: Request) -> None:
+    """Check the frames with which the clip begins. A retriever of an earlier version plans none."""
+    if plan.source is PlanSource.EXACT or (plan.lead is None and not request.continue_job):
+        return
+    if plan.lead is None or not 0 < plan.lead.held <= min(plan.lead.frames, request.frames - 1):
+        raise NonsenseError(f"a clip of {request.frames} frames must go on after fewer held frames (got {plan.lead})")
 
 
 def _check_refiners(plan: Plan, request: Request, card: ModelCard, served: Collection[str]) -> None:

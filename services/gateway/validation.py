@@ -95,7 +95,7 @@ def validate(message: pb.Request, models: Models, settings: Settings, tenant: st
     card = models.choose_video(message.quality) if video else models.choose(message.quality)
     size = _size(message, card)
     unset = message.steps_auto or not message.HasField("steps")
-    auto = bool(card.auto_steps) and unset and not message.from_job
+    auto = bool(card.auto_steps) and unset and not (message.from_job or message.continue_job)
     steps = card.default_steps if unset else message.steps
     guidance = message.guidance if message.HasField("guidance") else card.default_guidance
     card.check(size, steps, guidance, most_steps=settings.max_steps)
@@ -129,6 +129,7 @@ def validate(message: pb.Request, models: Models, settings: Settings, tenant: st
         steps_auto=auto,
         from_job=message.from_job,
         strength=_strength(message, steps),
+        continue_job=_continue_job(message, frames),
     )
     return request, card
 
@@ -257,20 +258,34 @@ def _deadline(message: pb.Request) -> float | None:
 
 
 def _strength(message: pb.Request, steps: int) -> float:
-    """Return the strength of a start from a job's image; 1 for other requests."""
-    _check_text("from_job", message.from_job, _MAX_USER_CHARS)
-    if not message.from_job:
+    """Return the strength of a start from a job's image or from a clip's last frame; 1 for other requests."""
+    for field in ("from_job", "continue_job"):
+        _check_text(field, getattr(message, field), _MAX_USER_CHARS)
+    if not (message.from_job or message.continue_job):
         if message.HasField("strength"):
             raise InvalidRequestError(
                 "strength", "needs a job or PNG to start from (field from_job, option --from)", message.strength
             )
         return 1.0
-    strength = message.strength if message.HasField("strength") else _STRENGTH
+    default = _STRENGTH if message.from_job else 1.0
+    strength = message.strength if message.HasField("strength") else default
     if not 0.0 < strength <= 1.0:  # also refuses nan
         raise InvalidRequestError("strength", "must be above 0 and at most 1", strength)
     if not steps_at(strength, steps):
         raise InvalidRequestError("strength", f"must run at least 1 of {steps} steps", strength)
     return strength
+
+
+def _continue_job(message: pb.Request, frames: int) -> str:
+    """Return the job whose clip goes on; empty for other requests."""
+    named = message.continue_job
+    if named and message.modality != pb.MODALITY_VIDEO:
+        raise InvalidRequestError("continue_job", "is for clips alone (modality video, option --video)", named)
+    if named and message.from_job:
+        raise InvalidRequestError("continue_job", "name from_job or continue_job, not both", named)
+    if named and frames < 2:
+        raise InvalidRequestError("frames", "must be above 1 to continue a clip: the first frames are held", frames)
+    return named
 
 
 def _share(message: pb.Request, field: str, default: float) -> float:

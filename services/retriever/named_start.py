@@ -1,8 +1,8 @@
-"""Starts that a client names: the finished image of a job at a strength, without a table, a floor or a search."""
+"""Starts that a client names: the finished image of a job at a strength, or a job's clip that goes on; without a table,
+a floor or a search."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from services.retriever.planning import from_noise
@@ -15,6 +15,7 @@ from shared.domain.types import (
     PICTURE_CODEC,
     Candidate,
     Job,
+    Lead,
     ModelPlan,
     Plan,
     PlanSource,
@@ -24,47 +25,72 @@ from shared.domain.types import (
     Vector,
     vector_from,
 )
+from shared.models.card import FrameRule
 
 
 async def source_of(request: Request, jobs: Jobs) -> Job:
-    """Return the job whose image the request starts from. Raises NotFoundError for a job without an image, and for jobs
-    of other tenants and private jobs of other users, as if these did not exist."""
+    """Return the job whose image or clip the request starts from. Raises NotFoundError for a job without one, and for
+    jobs of other tenants and private jobs of other users, as if these did not exist; InvalidRequestError for a result
+    that does not fit."""
     try:
-        job = await jobs.get(request.from_job)
+        job = await jobs.get(request.named_job)
     except (NotFoundError, UnreadableRowError):
         raise _unknown(request) from None
     made = job.request
     if made.tenant != request.tenant or (made.scope is Scope.PRIVATE and made.user != request.user):
         raise _unknown(request)
     if job.result is None or not job.result.picture_key:
-        raise NotFoundError(f"from_job: job {job.id} is {job.state} and has no image; only a succeeded job has one")
-    if made.frames not in (1, request.frames):
+        said = f"job {job.id} is {job.state} and has no image; only a succeeded job has one"
+        raise NotFoundError(f"{request.named_in}: {said}")
+    if request.from_job and job.frames not in (1, request.frames):
         clips = "" if request.frames == 1 else f", or a clip of {request.frames} frames"
         raise InvalidRequestError("from_job", f"must be the job of an image{clips}", job.id)
+    if request.continue_job and made.size != request.size:
+        raise InvalidRequestError("size", f"must be {made.size}, the size of the clip that goes on", request.size)
     return job
 
 
+def lead_from(request: Request, source: Job, rule: FrameRule, most_work: int) -> Lead | None:
+    """Return the frames with which the request's clip begins: a job's clip that goes on, or the image of a job as the
+    first frame. None where the run starts from all frames of the job.
+
+    most_work: limit of frames × pixels × steps, as if the whole clip were generated. Raises InvalidRequestError.
+    """
+    result = source.result
+    assert result is not None
+    if request.from_job and source.frames == request.frames:
+        return None
+    held = rule.held(request.frames, source.frames)
+    frames = source.frames + request.frames - held
+    if frames * request.size.width * request.size.height * request.steps > most_work:
+        limit = f"frames × pixels × steps of the whole clip must be at most {most_work} (max_pixel_steps)"
+        raise InvalidRequestError(request.named_in, limit, f"{frames} × {request.size} × {request.steps}")
+    return Lead(source.id, result.picture_key, result.picture_sha256, source.frames, held)
+
+
 def _unknown(request: Request) -> NotFoundError:
-    return NotFoundError(f"from_job {request.from_job!r}: no such job; it never existed or its result expired")
+    said = "no such job; it never existed or its result expired"
+    return NotFoundError(f"{request.named_in} {request.named_job!r}: {said}")
 
 
-def from_named_job(
-    question: Question, rules: Rules, source: Job, vector: Vector | None, degraded: Sequence[str] = ()
-) -> Plan:
-    """Return the plan that starts from this job's image, by the model that the request asks for.
+def from_named_job(question: Question, rules: Rules, source: Job, vector: Vector | None, lead: Lead | None) -> Plan:
+    """Return the plan that starts from this job's image or continues its clip, by the model that the request asks for.
 
-    vector: the embedding of the request's prompt. The similarity of both prompts only explains the plan. No latent is
-    captured: it would follow the chosen image more than the prompt under which later requests would find it.
+    lead: the frames with which the clip begins. vector: the embedding of the request's prompt. The similarity of both
+    prompts only explains the plan. No latent is captured: it would follow the chosen image more than the prompt under
+    which later requests would find it.
     """
     request, made, result = question.request, source.request, source.result
     assert result is not None
-    left = steps_at(request.strength, request.steps)
-    named = f"the image of job {source.id}, which the request names"
-    if left >= request.steps:
-        return from_noise(
-            question, rules, f"Generated from noise: strength {request.strength:g} keeps nothing of {named}."
-        )
-    start = request.steps - left
+    start = request.steps - steps_at(request.strength, request.steps)
+    named = f"job {source.id}, which the request names"
+    begins = "" if lead is None else f" The clip begins with {_counted(lead.frames)} of that job."
+    if start <= 0:
+        if lead is None:
+            said = f"strength {request.strength:g} keeps nothing of the image of {named}."
+            return from_noise(question, rules, f"Generated from noise: {said}")
+        held = f"Generated from noise after the last {_counted(lead.held)} of {named}.{begins}"
+        return replace(from_noise(question, rules, held), capture_steps=(), lead=lead)
     alike = vector is not None and source.vector and source.encoder_hash == question.encoder_hash
     similarity = float(vector @ vector_from(source.vector)) if vector is not None and alike else 0.0
     related = relation(request, made, similarity if alike else -1.0).value
@@ -84,7 +110,8 @@ def from_named_job(
         from_noise(
             question,
             rules,
-            f"Starts after {start} of {request.steps} steps from {named}, at strength {request.strength:g}.",
+            f"Starts after {start} of {request.steps} steps from the image of {named}, at strength "
+            f"{request.strength:g}.{begins}",
         ),
         source=PlanSource.IMAGE,
         start_step=start,
@@ -96,7 +123,12 @@ def from_named_job(
         candidates=(chosen,),
         relation=related,
         root=_root(source),
+        lead=lead,
     )
+
+
+def _counted(frames: int) -> str:
+    return "1 frame" if frames == 1 else f"{frames} frames"
 
 
 def _root(source: Job) -> str:

@@ -19,7 +19,7 @@ from services.retriever.asked import Asked, vector_in
 from services.retriever.checked_bound import checked
 from services.retriever.entry_reader import EntryReader
 from services.retriever.figures import count_plan, outcome
-from services.retriever.named_start import from_named_job, source_of
+from services.retriever.named_start import from_named_job, lead_from, source_of
 from services.retriever.planning import from_noise, from_repeat, hash_uniform, options_of, plan_of
 from services.retriever.policies import bound_of
 from services.retriever.question import Question, Rules, choices_of
@@ -120,17 +120,19 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         plan = await self._start(asked)
         if plan.source is not PlanSource.EXACT:
             self._entries.seen.planned(asked.question.request, plan)
-        if not asked.question.request.from_job:
+        if not asked.question.request.named_job:
             count_plan(plan, asked.question.request)
         return pb.PlanResponse(plan=plan_to_proto(plan))
 
     async def _start(self, asked: Asked) -> Planned:
         request = asked.question.request
-        source = await source_of(request, self._backends.catalog.jobs) if request.from_job else None
+        source = await source_of(request, self._backends.catalog.jobs) if request.named_job else None
+        rule, limit = asked.known.card.frames, self._settings.max_pixel_steps
+        lead = lead_from(request, source, rule, limit) if source is not None else None
         if (repeat := await self._repeat(asked)) is not None:
-            return repeat
+            return replace(repeat, lead=lead)
         if source is not None:
-            return from_named_job(asked.question, asked.rules, source, asked.vector, asked.degraded)
+            return from_named_job(asked.question, asked.rules, source, asked.vector, lead)
         return await self._planned(asked)
 
     async def _asked(self, message: pb.PlanRequest) -> Asked:
@@ -197,7 +199,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         weights = repeat_weights(request, asked.question.compat.weights_hash, served)
         exact = self._backends.catalog.entries.exact(key, visible_owners(request.tenant, request.user), weights)
         entry = await self._within(asked, "catalog", exact)
-        variety = None if request.from_job else asked.rules.variety
+        variety = None if request.named_job else asked.rules.variety
         if entry is None or (variety is not None and variety.clash(entry)):
             return None
         return from_repeat(asked.question, entry, asked.degraded)

@@ -113,6 +113,7 @@ class AsyncClient:
         self,
         prompt: str,
         *,
+        continue_from: str | None = None,
         timeout_s: float = 600.0,
         idempotency_key: str = "",
         on_wait: OnWait | None = None,
@@ -120,9 +121,11 @@ class AsyncClient:
     ) -> Clip:
         """Return the clip of `prompt`, with all that holds for `generate`; `frames` or `seconds` give its length.
 
+        continue_from: job whose clip goes on (the field `continue_job`).
+
         For progress and previews: `generate_stream(prompt, modality="video", previews=True)`, which ends with the Clip.
         """
-        fields["modality"] = Modality.VIDEO
+        fields |= {"modality": Modality.VIDEO, "continue_job": continue_from or fields.get("continue_job")}
         clip = await self.generate(
             prompt, timeout_s=timeout_s, idempotency_key=idempotency_key, on_wait=on_wait, **fields
         )

@@ -62,6 +62,7 @@ class Client:
         self,
         prompt: str,
         *,
+        continue_from: str | None = None,
         timeout_s: float = 600.0,
         idempotency_key: str = "",
         on_wait: OnWait | None = None,
@@ -69,7 +70,12 @@ class Client:
     ) -> Clip:
         """See AsyncClient.generate_video."""
         made = self._client.generate_video(
-            prompt, timeout_s=timeout_s, idempotency_key=idempotency_key, on_wait=on_wait, **fields
+            prompt,
+            continue_from=continue_from,
+            timeout_s=timeout_s,
+            idempotency_key=idempotency_key,
+            on_wait=on_wait,
+            **fields,
         )
         return self._run(made)
 

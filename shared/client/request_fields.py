@@ -63,9 +63,12 @@ class RequestFields(TypedDict, total=False):
     """`auto`: another seed of the user's own prompt starts from noise, or from images that the user has not seen.
     `same`: from any image that keeps the quality. `new`: from no image that this user has seen."""
     from_job: str | None
-    """Id of a finished job whose image this one starts from (image to image)."""
+    """Id of a finished job whose image this one starts from (image to image); a clip has the image as first frame."""
     strength: float | None
-    """Share of the steps that run after the image of `from_job`, above 0 up to 1; default: 0.8."""
+    """Share of the steps that run after the image of `from_job`, above 0 up to 1; default: 0.8. With `continue_job`,
+    after the clip's last frame; default: 1, the new frames start from noise."""
+    continue_job: str | None
+    """Id of a finished job whose clip goes on: the result is that clip, then the new frames."""
 
 
 def request_message(prompt: str, **fields: Unpack[RequestFields]) -> common_pb2.Request:

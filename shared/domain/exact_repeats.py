@@ -13,7 +13,7 @@ def exact_key(request: Request, compat: CompatKey, sampler: str = "") -> str:
     """Return 32 hex digits over everything in a request that changes its image.
 
     These are prompt, negative prompt, size, frames, seed, guidance, steps (T, or that the plan chooses T), savings,
-    fresh noise, and a start named by the client with its strength. Of the model asked for (the large one for `auto`)
+    fresh noise, and a job named by the client, with its strength. Of the model asked for (the large one for `auto`)
     they are weights, sampler and dtype. `repeat_weights` returns the models whose image may answer. Cache settings are
     left out: an image that started from another one answers a repeat too. A request whose seed the gateway chose has a
     key too, because a later request may name that seed. Such a request itself is never looked up by its key.
@@ -35,6 +35,7 @@ def exact_key(request: Request, compat: CompatKey, sampler: str = "") -> str:
         *([sampler] if sampler not in ("", compat.sampler) else []),
         *(["auto"] if request.steps_auto else []),
         *(["from", request.from_job, float(request.strength)] if request.from_job else []),
+        *(["continue", request.continue_job, float(request.strength)] if request.continue_job else []),
     ]
     return hashlib.sha256(json.dumps(same).encode()).hexdigest()[:32]
 

@@ -144,7 +144,19 @@ class Request(Stored):
     from_job: str = ""
     """Id of the job whose image the client chose as the start; empty: the plan chooses."""
     strength: float = 1.0
-    """Share of the steps that run after the image of `from_job`."""
+    """Share of the steps that run after the image of `from_job`, or after the last frame of `continue_job`."""
+    continue_job: Annotated[str, Field(exclude_if=lambda job: not job)] = ""
+    """Id of the job after whose last frame this clip goes on; empty: the clip is of its own."""
+
+    @property
+    def named_job(self) -> str:
+        """The job that the client chose as the start, in either way; empty: the plan chooses."""
+        return self.from_job or self.continue_job
+
+    @property
+    def named_in(self) -> str:
+        """The field that names `named_job`."""
+        return "from_job" if self.from_job else "continue_job"
 
     @property
     def names_a_model(self) -> bool:
@@ -205,6 +217,21 @@ class Source(Stored):
 
 
 @dataclass(frozen=True, slots=True)
+class Lead(Stored):
+    """Finished frames with which a clip begins. The run holds the last of them and generates what follows
+    (engine/held.py)."""
+
+    job_id: str
+    key: str
+    """Blob key of the job's image or clip."""
+    sha256: str
+    frames: int
+    """Frames of the job's result: all of them begin the clip."""
+    held: int
+    """Last frames of the result that the run holds as its first."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan(Stored):
     """The start of an image, and the reason. Request and plan together determine the image."""
 
@@ -250,6 +277,8 @@ class Plan(Stored):
     """Relation to the entry that the image starts from; from noise, the closest relation to any candidate."""
     root: str = ""
     """Root of that entry; empty from noise."""
+    lead: Annotated[Lead | None, Field(exclude_if=lambda lead: lead is None)] = None
+    """Finished frames with which the clip begins; None: all its frames are generated."""
 
     @property
     def first_source(self) -> Source:
@@ -433,6 +462,12 @@ class Job:
     """The row notes that the broker has the job's task. Only the catalog writes this note, shortly after the send."""
     buried: bool = False
     """The row of a failed job notes that its task is a dead letter."""
+
+    @property
+    def frames(self) -> int:
+        """Frames of the result: those of the lead, and those that the run generates."""
+        lead = self.plan.lead
+        return self.request.frames + (lead.frames - lead.held if lead is not None else 0)
 
     @property
     def promised(self) -> bool:

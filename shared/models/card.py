@@ -58,6 +58,8 @@ class FrameRule:
     """Frames per second at which a clip plays. The speed changes no frame."""
     multiple_of: int = 1
     """A clip has a multiple of these frames plus 1: a VAE that compresses time keeps the first frame apart."""
+    overlap: int = 0
+    """Last frames of a finished clip, at most, that a run holds to continue the clip; 0: a quarter of the run's."""
 
     def windows(self, frames: int) -> tuple[int, int]:
         """Return the window and stride of a clip that runs with FreeNoise; (0, 0) for any other clip."""
@@ -67,6 +69,11 @@ class FrameRule:
         """Return the length, nearest to `seconds`, that the rule allows, apart from `most`."""
         steps = round((seconds * self.fps - 1) / self.multiple_of)
         return max(steps, 0) * self.multiple_of + 1
+
+    def held(self, frames: int, finished: int) -> int:
+        """Return how many last frames of a clip of `finished` frames a run of `frames` holds to continue the clip."""
+        most = min(self.overlap or max(frames // 4, 1), finished, frames - 1)
+        return (most - 1) // self.multiple_of * self.multiple_of + 1
 
     def allows(self, frames: int) -> bool:
         return 1 <= frames <= self.most and (frames - 1) % self.multiple_of == 0
@@ -136,6 +143,8 @@ class ModelCard:
             raise ValueError(f"frames: fps must be from {FPS[0]:g} to {FPS[1]:g} (got {self.frames.fps})")
         if self.frames.multiple_of < 1:
             raise ValueError(f"frames: multiple_of must be 1 or more (got {self.frames.multiple_of})")
+        if self.frames.overlap < 0:
+            raise ValueError(f"frames: overlap must be 0 or more (got {self.frames.overlap})")
         if not self.frames.allows(self.frames.default):
             raise ValueError(f"frames: default must be {self.frames} (got {self.frames.default})")
         if self.auto_steps and self.default_steps not in self.auto_steps:

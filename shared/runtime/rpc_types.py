@@ -14,6 +14,7 @@ from shared.domain.types import (
     Candidate,
     Job,
     JobState,
+    Lead,
     Modality,
     ModelPlan,
     Plan,
@@ -83,7 +84,8 @@ def request_to_proto(request: Request) -> pb.Request:
         variation=_VARIATIONS[request.variation],
         steps_auto=request.steps_auto,
         from_job=request.from_job,
-        strength=request.strength if request.from_job else None,
+        strength=request.strength if request.named_job else None,
+        continue_job=request.continue_job,
     )
     if request.deadline_s is not None:
         message.deadline_s = request.deadline_s
@@ -116,6 +118,7 @@ def request_from_proto(message: pb.Request, *, tenant: str, seed_given: bool) ->
         steps_auto=message.steps_auto,
         from_job=message.from_job,
         strength=message.strength if message.HasField("strength") else 1.0,
+        continue_job=message.continue_job,
     )
 
 
@@ -144,6 +147,8 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
         message.found = plan.found
     if plan.fallback is not None:
         message.fallback.CopyFrom(plan_to_proto(plan.fallback))
+    if plan.lead is not None:
+        message.lead.CopyFrom(_plain(pb.Lead, plan.lead))
     return message
 
 
@@ -158,6 +163,7 @@ def plan_from_proto(message: pb.Plan) -> Plan:
         predicted_hit=message.predicted_hit if message.HasField("predicted_hit") else None,
         found=message.found if message.HasField("found") else None,
         fallback=plan_from_proto(message.fallback) if message.HasField("fallback") else None,
+        lead=_value(Lead, message.lead) if message.HasField("lead") else None,
         **{name: getattr(message, name) for name in (*_PLAN_PLAIN, *_PLAN_MORE)},
     )
 

@@ -116,7 +116,7 @@ def page(rows: Sequence[Row]) -> str:
             f'<article><h2>{number}. {html.escape(request.prompt)}</h2>\n<video src="{number:02}.mp4" '
             f'poster="{number:02}.jpg" autoplay loop muted playsinline controls width="256"></video>\n'
             f"<p><b>{html.escape(started(plan, row.steps))}</b>: {row.clip.steps_run} of {row.steps} steps run, "
-            f"{row.seconds:.2f} s, {dimensions(request)}, seed {request.seed}</p>\n"
+            f"{row.seconds:.2f} s, {dimensions(row.clip.job)}, seed {request.seed}</p>\n"
             f"<p>{html.escape(plan.reason)}</p></article>\n"
         )
     return _PAGE.format(**found, cards=cards)

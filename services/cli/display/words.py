@@ -14,7 +14,7 @@ from rich.text import Text
 from services.cli.display.tables import WIDE, Column, fitted
 from shared.client import JobView, Picture
 from shared.domain.errors import AfterimageError, InvalidRequestError
-from shared.domain.types import JobState, Modality, Plan, PlanSource, Request
+from shared.domain.types import Job, JobState, Modality, Plan, PlanSource
 
 
 def wide() -> Console:
@@ -38,11 +38,11 @@ class ProgressBars(Progress):
             super().stop()
 
 
-def dimensions(request: Request) -> str:
-    """Return the size of an image, 64x64, or of a clip, 64x64, 16 frames."""
-    if request.modality is not Modality.VIDEO:
-        return str(request.size)
-    return f"{request.size}, {counted(request.frames, 'frame')}"
+def dimensions(job: Job) -> str:
+    """Return the size of a job's image, 64x64, or of its clip, 64x64, 16 frames."""
+    if job.request.modality is not Modality.VIDEO:
+        return str(job.request.size)
+    return f"{job.request.size}, {counted(job.frames, 'frame')}"
 
 
 def kind_of(view: JobView) -> str:
@@ -57,7 +57,7 @@ def where_it_started(view: JobView) -> str:
     if plan.source is PlanSource.EXACT:
         return f"Exact repeat: the stored {kind_of(view)} was returned{seconds}, no step run."
     if plan.source is PlanSource.NOISE:
-        return f"Started from noise: {counted(view.steps_run, 'step')}{seconds}{_resumed(view)}."
+        return f"Started from noise{_continued(view)}: {counted(view.steps_run, 'step')}{seconds}{_resumed(view)}."
     return f"Started after {_start(view)}: {counted(view.steps_run, 'step')}{seconds}{_saved(view)}{_resumed(view)}."
 
 
@@ -67,21 +67,27 @@ def where_it_would_start(view: JobView) -> str:
     if plan.source is PlanSource.EXACT:
         return f"Would be an exact repeat: the stored {kind_of(view)} is returned, no step run."
     if plan.source is PlanSource.NOISE:
-        return f"Would start from noise: {counted(steps, 'step')} with {view.model}."
+        return f"Would start from noise{_continued(view)}: {counted(steps, 'step')} with {view.model}."
     left = counted(steps - plan.start_step, "step")
     return f"Would start after {_start(view)}: {left} with {view.model}{_saved(view)}."
 
 
 def _saved(view: JobView) -> str:
     """Return the steps that the cache saved; empty where the client named the start."""
-    return "" if view.job.request.from_job else f", {view.job.plan.start_step} saved"
+    return "" if view.job.request.named_job else f", {view.job.plan.start_step} saved"
+
+
+def _continued(view: JobView) -> str:
+    """Return after which frames a clip goes on; empty for a run without finished frames."""
+    lead = view.job.plan.lead
+    return "" if lead is None else f" after {counted(lead.frames, 'frame')} of job {lead.job_id}"
 
 
 def _start(view: JobView) -> str:
     """Return the start step of a hit and what it starts from."""
     plan, steps = view.job.plan, view.job.plan.run_steps(view.job.request.steps)
     source, model = chosen_prompt(plan), chosen_model(plan)
-    if named := view.job.request.from_job:
+    if named := view.job.request.named_job:
         return f"step {plan.start_step} of {steps} from the image of job {named} (“{source}”)"
     said = f" from “{source}”" if source else ""
     if plan.source is PlanSource.IMAGE:
@@ -231,9 +237,10 @@ def job_sheet(view: JobView) -> Table:
         "state": job.state.value + (f": {job.error}" if job.error else ""),
         "prompt": request.prompt,
         "negative prompt": request.negative_prompt,
-        "size · steps · guidance · seed": f"{dimensions(request)} · {steps} · {request.guidance:g} · {seed}",
+        "size · steps · guidance · seed": f"{dimensions(job)} · {steps} · {request.guidance:g} · {seed}",
         "model": view.model,
         "from": f"job {request.from_job}, strength {request.strength:g}" if request.from_job else "",
+        "continues": f"job {request.continue_job}, strength {request.strength:g}" if request.continue_job else "",
         "plan": f"{plan.source.value}, start after step {plan.start_step}{own}: {plan.reason}",
         "relation": _relation(plan),
         "degraded": "; ".join(plan.degraded),

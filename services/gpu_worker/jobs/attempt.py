@@ -8,6 +8,8 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from services.gpu_worker.engine.events import Advanced, Checkpointed, Event, Finished, Joined, LatentCaptured, Left
 from services.gpu_worker.engine.family import Family
 from services.gpu_worker.engine.rows import FromCheckpoint, Pixels, Task
@@ -86,6 +88,8 @@ class Attempt:
         self._age_s = job.updated_at - job.created_at  # at the claim, by the catalog's clock alone
         self._queue_s = self._fetch_s = 0.0
         self._told: set[asyncio.Task[None]] = set()
+        self._lead: Pixels | None = None
+        """Finished frames with which the clip begins."""
         self._first: asyncio.TimerHandle | None = None
         """Timer that publishes the first `Progress`, unless a later event comes before."""
         self._telling: asyncio.Task[None] | None = None
@@ -188,7 +192,7 @@ class Attempt:
             self._in_background(backends.bus.publish(hole))
         if prepared.family is None or prepared.task is None:
             raise ElsewhereError(prepared.plan)
-        self.plan, self._card = prepared.plan, prepared.family.card
+        self.plan, self._card, self._lead = prepared.plan, prepared.family.card, prepared.lead
         self._submit(prepared.task)
         ended = await self._ended
         if isinstance(ended, Left):
@@ -220,7 +224,7 @@ class Attempt:
     async def _store(self, done: Finished) -> Result:
         begun = self._place.clock.monotonic()
         card, request, joined = self._card, self.job.request, self._joined
-        picture_bytes, sha256 = await self.outputs.put_picture(done.pixels, card.frames.fps)
+        picture_bytes, sha256 = await self.outputs.put_picture(self._joined_to_lead(done.pixels), card.frames.fps)
         captured = await self.outputs.captured()  # the storing of each began at its step
         timings = Timings(
             queue_s=self._queue_s,
@@ -245,6 +249,13 @@ class Attempt:
             compat=card.compat(request.size, self.plan.run_steps(request.steps), request.frames),
         )
 
+    def _joined_to_lead(self, pixels: Pixels) -> Pixels:
+        """Return the whole clip: the lead as it was, then the frames that the run generated after those it held."""
+        lead = self.plan.lead
+        if lead is None or self._lead is None:
+            return pixels
+        return np.concatenate([self._lead, pixels[lead.held :]])
+
     @property
     def steps_saved(self) -> int:
         """Steps of this image that a cached state replaced, whether or not a crash came in between."""
@@ -253,7 +264,7 @@ class Attempt:
     @property
     def _cached_start(self) -> bool:
         """True if the cache gave the start, and not the client, who named an image."""
-        return self.plan.source in CACHED and not self.job.request.from_job
+        return self.plan.source in CACHED and not self.job.request.named_job
 
     @property
     def plan_as_run(self) -> Plan | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from services.gpu_worker.engine.family import Family
-from services.gpu_worker.engine.rows import FromCheckpoint, FromNoise, FromPicture, FromState, Start, Task
+from services.gpu_worker.engine.rows import FromCheckpoint, FromNoise, FromPicture, FromState, Pixels, Start, Task
 from services.gpu_worker.jobs import checkpoints
 from services.gpu_worker.jobs.codecs import INLINE_BYTES, decode_checkpoint, decode_png, decode_state, fitted, noises_of
 from shared.blobs import Blobs
@@ -27,7 +27,7 @@ from shared.domain.errors import (
 )
 from shared.domain.messages import StateLost
 from shared.domain.plan_rules import DRAWN, choose_model, degrade, hand_over, revalidate, smaller_starts
-from shared.domain.types import Entry, Job, Plan, PlanSource, Request, Size
+from shared.domain.types import Entry, Job, Lead, Plan, PlanSource, Request, Size
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +42,8 @@ class Prepared:
     """Holes found here that the catalog still lists as states."""
     task: Task | None = None
     """The engine's task, whose id is the job's; None without a family."""
+    lead: Pixels | None = None
+    """Finished frames with which the clip begins, (F, height, width, 3); see Lead."""
 
 
 def start_of(plan: Plan, blob: bytes | None, size: Size) -> Start:
@@ -59,7 +61,9 @@ def start_of(plan: Plan, blob: bytes | None, size: Size) -> Start:
             noises = noises_of(blob, plan.state_codec)
             return FromState(latent, plan.start_step, plan.fresh_noise, plan.noise_seed, noises)
         case PlanSource.IMAGE:
-            return FromPicture(fitted(decode_png(blob), size), plan.start_step)
+            pixels = fitted(decode_png(blob), size)
+            last = pixels[-1] if plan.lead is not None and pixels.ndim == 4 else pixels
+            return FromPicture(last, plan.start_step)
         case _:
             raise ModelError(f"the plan's source must be noise, latent or image (got {plan.source.value!r})")
 
@@ -111,14 +115,28 @@ async def prepare(
     prepared = await preparation.run(choose_model(job.plan, families, preferred), assigned)
     if prepared.family is None:
         return prepared
-    return replace(prepared, task=task_of(job.id, job.request, prepared.plan, prepared.start))
+    task = task_of(job.id, job.request, prepared.plan, prepared.start)
+    if (lead := prepared.plan.lead) is None:
+        return replace(prepared, task=task)
+    frames = await preparation.read_lead(lead)
+    return replace(prepared, task=replace(task, held=frames[-lead.held :]), lead=frames)
 
 
-def _raise_unusable(from_job: str, error: AfterimageError) -> NoReturn:
+def lead_of(lead: Lead, blob: bytes, size: Size) -> Pixels:
+    """Return the frames of a lead, of this size. Raises BlobCorruptError for a blob of other frames."""
+    pixels = fitted(decode_png(blob), size)
+    frames = pixels if pixels.ndim == 4 else pixels[None]
+    if len(frames) != lead.frames:
+        raise BlobCorruptError(f"blob {lead.key}: a clip must have {lead.frames} frames (got {len(frames)})")
+    return frames
+
+
+def _raise_unusable(request: Request, error: AfterimageError) -> NoReturn:
     """Raise the error itself if the task may wait until it passes, else one that names the lost source."""
     if passes(error):
         raise error
-    raise AfterimageError(f"from_job {from_job!r}: its image cannot be used: {error.outside}") from error
+    named = f"{request.named_in} {request.named_job!r}"
+    raise AfterimageError(f"{named}: its image cannot be used: {error.outside}") from error
 
 
 @dataclass(slots=True)
@@ -149,8 +167,8 @@ class _Preparation:
         try:
             return Prepared(plan, await self._start(plan, family), family)
         except AfterimageError as error:
-            if job.request.from_job:  # an image from noise would not be what the client asked for
-                _raise_unusable(job.request.from_job, error)
+            if job.request.named_job:  # an image from noise would not be what the client asked for
+                _raise_unusable(job.request, error)
             return await self._degraded(plan, family, f"blobs: {error.outside}")
 
     def _unstarted(self, plan: Plan, lost: tuple[StateLost, ...] = ()) -> Prepared:
@@ -176,6 +194,14 @@ class _Preparation:
         except (BlobMissingError, BlobCorruptError):
             self._lost.append(plan.state_key)
             raise
+
+    async def read_lead(self, lead: Lead) -> Pixels:
+        """Read and decode the frames with which the clip begins. Raises an error that names the lost job."""
+        try:
+            blob = await self._read(lead.key, lead.sha256)
+            return await asyncio.to_thread(lead_of, lead, blob, self._job.request.size)
+        except AfterimageError as error:
+            _raise_unusable(self._job.request, error)
 
     async def _read(self, key: str, sha256: str = "") -> bytes:
         try:

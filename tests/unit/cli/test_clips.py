@@ -23,6 +23,7 @@ from tests.unit.cli.views import picture
     [
         (("--frames", "16"), "frames: needs --video"),
         (("--poster", "p.jpg"), "poster: needs --video"),
+        (("--continue", "01jd"), "continue: needs --video"),
         (("--scale", "2"), "scale: needs --video"),
         (("--video", "--frames", "16", "--seconds", "2"), "seconds: must be left out where frames is given"),
         (("--video", "--frames", "0"), "frames: must be a whole number of at least 1"),

@@ -14,7 +14,7 @@ from services.gpu_worker.engine.events import Checkpointed, Event
 from services.gpu_worker.jobs.codecs import encode_checkpoint
 from services.gpu_worker.service import GpuWorkerService
 from shared.domain.messages import GenerateImage, JobCancelled, Progress, lane_of
-from shared.domain.types import Job, JobState, Modality, Plan, PlanSource, Size
+from shared.domain.types import Job, JobState, Lead, Modality, Plan, PlanSource, Size
 from tests import tiny_families
 from tests.unit.gpu_worker.worker import WorkerBench, running_worker
 
@@ -33,18 +33,37 @@ async def sent(bench: WorkerBench, plan: Plan = NOISE, previews: bool = False, *
     return job
 
 
-async def test_a_clip_resumes_bit_identical_and_starts_from_its_states(clips: Path, tmp_path: Path) -> None:
+def checkpoints_of(bench: WorkerBench) -> list[Checkpointed]:
+    """Return the list that each later checkpoint of this worker is added to."""
     saved: list[Checkpointed] = []
+    hear = bench.service._thread._on_events
+
+    def heard(events: list[Event]) -> None:
+        saved.extend(event for event in events if isinstance(event, Checkpointed))
+        hear(events)
+
+    bench.service._thread._on_events = heard
+    return saved
+
+
+async def resumed_from(bench: WorkerBench, at: Checkpointed, plan: Plan, ran: Plan, **changes: Any) -> Job:
+    """Return the job of a killed worker once this one has finished it: it left a claim, and a checkpoint."""
+    lost = await bench.accept(plan, **{**ASKED, **changes})
+    claimed = await bench.jobs.claim(lost.id, "killed", 0.0)
+    key = f"checkpoints/{lost.id}-1-3.safetensors"
+    await bench.blobs.put(key, encode_checkpoint(at.latent, at.step, at.generator_state, ran, at.noises))
+    assert claimed is not None
+    assert await bench.jobs.checkpoint(lost.id, claimed.attempt, key, at.step)
+    assert await bench.jobs.release(lost.id, claimed.attempt)
+    await bench.backends.bus.send(lane_of("clips"), GenerateImage(lost.id))
+    return await bench.final(lost.id)
+
+
+async def test_a_clip_resumes_bit_identical_and_starts_from_its_states(clips: Path, tmp_path: Path) -> None:
     async with running_worker(
         tmp_path, "noop:?name=large", video=str(clips), batch_invariant=2, state_codec="fp32", checkpoint_every_steps=3
     ) as bench:
-        hear = bench.service._thread._on_events
-
-        def heard(events: list[Event]) -> None:
-            saved.extend(event for event in events if isinstance(event, Checkpointed))
-            hear(events)
-
-        bench.service._thread._on_events = heard
+        saved = checkpoints_of(bench)
         whole = await bench.final((await sent(bench)).id)
         assert whole.result is not None, whole.error
         assert whole.result.compat is not None
@@ -54,15 +73,7 @@ async def test_a_clip_resumes_bit_identical_and_starts_from_its_states(clips: Pa
         (at,) = saved
         assert at.latent.shape == (4, 6, 16, 16)
 
-        lost = await bench.accept(NOISE, **ASKED)  # as a killed worker leaves it: a claim, and a checkpoint
-        claimed = await bench.jobs.claim(lost.id, "killed", 0.0)
-        key, ran = f"checkpoints/{lost.id}-1-3.safetensors", whole.plan
-        await bench.blobs.put(key, encode_checkpoint(at.latent, at.step, at.generator_state, ran, at.noises))
-        assert claimed is not None
-        assert await bench.jobs.checkpoint(lost.id, claimed.attempt, key, at.step)
-        assert await bench.jobs.release(lost.id, claimed.attempt)
-        await bench.backends.bus.send(lane_of("clips"), GenerateImage(lost.id))
-        resumed = await bench.final(lost.id)
+        resumed = await resumed_from(bench, at, NOISE, whole.plan)
         assert resumed.result is not None, resumed.error
         assert resumed.result.steps_run == 3
         assert np.array_equal(await bench.picture(resumed), picture)
@@ -72,6 +83,33 @@ async def test_a_clip_resumes_bit_identical_and_starts_from_its_states(clips: Pa
         assert hit.result is not None, hit.error
         assert (hit.result.steps_run, hit.plan.degraded) == (2, ())
         assert np.array_equal(await bench.picture(hit), picture)
+
+
+async def test_a_clip_that_goes_on_resumes_bit_identical_while_its_lead_is_there(clips: Path, tmp_path: Path) -> None:
+    async with running_worker(
+        tmp_path, "noop:?name=large", video=str(clips), batch_invariant=2, checkpoint_every_steps=3, max_attempts=1
+    ) as bench:
+        first = await bench.final((await sent(bench)).id)
+        assert first.result is not None, first.error
+        before = await bench.picture(first)
+        saved = checkpoints_of(bench)
+        lead = Lead(first.id, first.result.picture_key, first.result.picture_sha256, frames=6, held=2)
+        plan = Plan(source=PlanSource.NOISE, model="clips", lead=lead)
+        named: dict[str, Any] = {"continue_job": first.id, "seed": 9}
+        whole = await bench.final((await sent(bench, plan, **named)).id)
+        picture = await bench.picture(whole)
+        assert picture.shape == (whole.frames, 32, 32, 3) == (10, 32, 32, 3)
+        assert np.array_equal(picture[:6], before)
+        (at,) = saved
+        assert at.latent.shape == (4, 6, 16, 16)
+        resumed = await resumed_from(bench, at, plan, whole.plan, **named)
+        assert resumed.result is not None, resumed.error
+        assert resumed.result.steps_run == 3
+        assert np.array_equal(await bench.picture(resumed), picture)
+
+        await bench.blobs.delete([lead.key])
+        lost = await resumed_from(bench, at, plan, whole.plan, **named)
+        assert (lost.state, f"continue_job '{first.id}': its image cannot be used" in lost.error) == ("failed", True)
 
 
 async def test_clips_wait_apart_from_images_and_are_previewed_and_cancelled(tmp_path: Path) -> None:
