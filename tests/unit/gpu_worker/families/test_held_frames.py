@@ -15,12 +15,12 @@ from services.gpu_worker.engine.rows import FromPicture, Task, first_noise
 from services.gpu_worker.jobs.codecs import decode_checkpoint, encode_checkpoint
 from shared.domain.errors import ModelError
 from shared.domain.types import Size
-from tests.unit.gpu_worker.families.conftest import CLIPS, STEPS, TIMED, LoadTiny, a_picture, a_task, drawn
+from tests.unit.gpu_worker.families.conftest import CLIPS, STEPS, LoadTiny, a_picture, a_task, drawn
 from tests.unit.gpu_worker.families.test_clips import PLAN, events_of, one
 
 FRAMES, HELD = 9, 5
 SIZE = Size(32, 16)
-FAMILIES = [*CLIPS, *TIMED]
+FAMILIES = [*CLIPS, "wan"]
 
 
 def a_clip(name: str = "a", **changes: Any) -> Task:
