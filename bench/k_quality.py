@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.measuring.recording import command_line, machine, record, table
 from shared.models.quality import BOUNDS
-from shared.models.scenes import EDITS
+from shared.models.scenes import CLIP_EDITS, EDITS
 
 
 def read_profile(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -85,7 +85,7 @@ def measure(measured: Mapping[str, Any], name: str) -> str:
 
 
 def _kinds(measured: Mapping[str, Any]) -> list[str]:
-    return [kind for kind in EDITS if kind in measured["kinds"]]
+    return [kind for kind in dict.fromkeys((*EDITS, *CLIP_EDITS)) if kind in measured["kinds"]]
 
 
 def main(given: Sequence[str] | None = None) -> None:

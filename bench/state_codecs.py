@@ -34,12 +34,12 @@ from services.cli.profiles.codecs import (
     measured_codecs,
     quality_of,
 )
+from services.cli.profiles.judging import judge_of
 from services.cli.profiles.pairs import scene_pairs
 from services.embedder.encoder import Encoder, encoder_folder
 from services.gpu_worker.engine.rows import first_noise
 from services.gpu_worker.families import load_family
 from services.gpu_worker.jobs.codecs import encode_state
-from services.trainer.judging.classifier import load_judge
 from shared.models.card_lookup import BUNDLED, find_card
 from shared.runtime.progress import Remaining
 
@@ -119,8 +119,8 @@ def main(given: Sequence[str] | None = None) -> None:
     path = asked.rows or Path(f"out/bench/state_codecs/{card.name}_{asked.steps}_{asked.seed}.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     profiler = CodecProfiler(
-        load_family(card, device="cpu"), Encoder(encoder_folder("bundled:clip")), load_judge(BUNDLED / "judge"),
-        asked.steps,
+        load_family(card, device="cpu"), Encoder(encoder_folder("bundled:clip")),
+        judge_of(1, BUNDLED / "judge")[0], asked.steps,
     )  # fmt: skip
     pairs = list(scene_pairs(asked.pairs, asked.seed))
     wanted = [(0, NOISE), *((k, codec) for k in asked.ks for codec in asked.codecs)]

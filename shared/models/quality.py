@@ -18,7 +18,9 @@ import numpy.typing as npt
 from shared.models.confidence import mean_bounds, ratio_bounds, share_bounds
 
 Pixels = npt.NDArray[np.uint8]
-"""An image, (height, width, 3), RGB."""
+"""An image, (height, width, 3), RGB, or a clip of such frames, (frames, height, width, 3)."""
+LOOKS = 4
+"""Most frames of a clip that are measured, evenly spaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +104,29 @@ BOUNDS: Mapping[str, Bound] = {
 """Default bound of each measure of Quality."""
 
 
+def frames_of(pixels: Pixels) -> list[Pixels]:
+    """Return an image as the only frame; of a clip LOOKS frames, evenly spaced from the first to the last."""
+    if pixels.ndim == 3:
+        return [pixels]
+    return [pixels[at] for at in np.linspace(0, len(pixels) - 1, min(LOOKS, len(pixels))).round().astype(int)]
+
+
 def look(pixels: Pixels) -> Measures:
-    """Return contrast, saturation and sharpness of one image, which neither CLIP nor the judge measures (ADR 9)."""
+    """Return contrast, saturation and sharpness, which neither CLIP nor the judge measures (ADR 9); of a clip the means
+    over its frames."""
+    found = [_look(frame) for frame in frames_of(pixels)]
+    contrast, saturation, sharpness = (fmean(values) for values in zip(*found, strict=True))
+    return Measures(contrast=contrast, saturation=saturation, sharpness=sharpness)
+
+
+def _look(pixels: Pixels) -> tuple[float, float, float]:
     from PIL import Image  # retriever and match predictor read tables in images without Pillow
 
     image = Image.fromarray(pixels)
     luminance = np.asarray(image.convert("L"), np.float64)
     saturation = np.asarray(image.convert("HSV"), np.float64)[..., 1]
     steps = [np.abs(np.diff(luminance, axis=axis)).mean() for axis in (0, 1)]
-    return Measures(
-        contrast=float(luminance.std()), saturation=float(saturation.mean()), sharpness=float(sum(steps) / 2)
-    )
+    return float(luminance.std()), float(saturation.mean()), float(sum(steps) / 2)
 
 
 def spread(vectors: Sequence[npt.NDArray[np.floating]]) -> float:
@@ -127,13 +141,14 @@ def spread(vectors: Sequence[npt.NDArray[np.floating]]) -> float:
 
 
 def likeness(pixels: Pixels, source: Pixels) -> float:
-    """Return the cosine of two images of one size, −1…1, each less its own mean of every channel.
+    """Return the cosine of two images or clips of one size, −1…1, each frame less its own mean of every channel.
 
     An image is as like its source as its pixels follow those of the source; brightness and colour cast do not count.
     Embeddings would not do: they hardly see a composition that stays while the object changes. A flat image is like
     no other: 0.
     """
-    return _cosine(*(image - image.mean(axis=(0, 1)) for image in (pixels.astype(np.float64), source)))
+    both = (pixels.astype(np.float64), source)
+    return _cosine(*(frames - frames.mean(axis=(-3, -2), keepdims=True) for frames in both))
 
 
 def compare(reused: Sequence[Measures], from_noise: Sequence[Measures]) -> Quality:

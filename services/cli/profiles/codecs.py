@@ -10,16 +10,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
-from services.cli.profiles.measure import Judge, Profiler
-from services.cli.profiles.pairs import ScenePair, asked_for, right
+from services.cli.profiles.judging import Judge, vectors_of
+from services.cli.profiles.measure import Profiler
+from services.cli.profiles.pairs import ScenePair, asked_for
 from services.embedder.encoder import Encoder
 from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import Finished, LatentCaptured, Left
 from services.gpu_worker.engine.rows import FromNoise, FromState, Pixels, Start, Task
 from services.gpu_worker.families import Family
-from services.gpu_worker.jobs.codecs import decode_state, encode_png, encode_state
+from services.gpu_worker.jobs.codecs import decode_state, encode_state
 from services.retriever.planning import fresh_seed
 from shared.domain.types import vector_from
 from shared.models.confidence import ratio_bounds
@@ -75,7 +74,9 @@ class CodecProfiler:
     def _images(
         self, pairs: Sequence[ScenePair], wanted: Mapping[int, Sequence[Kept]], sizes: dict[str, int]
     ) -> dict[str, Pixels]:
-        engine = Engine({self.family.card.name: self.family}, max_rows=self.max_rows, tell_every_s=0.0)
+        card = self.family.card
+        engine = Engine({card.name: self.family}, max_rows=self.max_rows, tell_every_s=0.0)
+        windows = card.frames.windows(card.frames.default)
         by_before = {_before(pair): pair for pair in pairs}
         images: dict[str, Pixels] = {}
         for pair in pairs:
@@ -89,7 +90,7 @@ class CodecProfiler:
                     case LatentCaptured(id=name, step=step, latent=latent, noises=noises):
                         pair = by_before[name]
                         for codec in (codec for k, codec in wanted[pair.number] if k == step):
-                            data = encode_state(latent, codec, noises)
+                            data = encode_state(latent, codec, noises, windows)
                             own = _name(pair, step, codec)
                             sizes[own] = len(data)
                             start = FromState(decode_state(data, codec), step, 0.0, fresh_seed(pair.after_seed, name))
@@ -106,7 +107,7 @@ class CodecProfiler:
         card = self.family.card
         return Task(
             name, card.name, prompt, card.default_size, self.steps, card.default_guidance, seed=seed,
-            start=start or FromNoise(), capture_steps=capture_steps,
+            frames=card.frames.default, start=start or FromNoise(), capture_steps=capture_steps,
         )  # fmt: skip
 
     def _measures(
@@ -114,15 +115,14 @@ class CodecProfiler:
     ) -> Iterator[tuple[Measures, float | None]]:
         """Yield each image's measures, and its share of right attributes."""
         text = vector_from(self.encoder.texts([pair.after_text])[0].vector)
-        embedded = self.encoder.images([encode_png(pixels) for pixels in images])
-        judged = self.judge(np.stack(images)) if self.judge else {}
+        vectors = vectors_of(self.encoder, images)
+        judged = self.judge(images, pair.after) if self.judge else [{} for _ in images]
         asked = asked_for(pair)
-        for place, pixels in enumerate(images):
-            shown = right(pair.after, {name: values[place] for name, values in judged.items()})
+        for pixels, vector, shown in zip(images, vectors, judged, strict=True):
             measures = replace(
                 look(pixels),
                 # a CLIP score is never below 0 (Hessel et al., CLIPScore)
-                score=max(float(vector_from(embedded[place].vector) @ text), 0.0),
+                score=max(float(vector @ text), 0.0),
                 shown=all(shown[name] for name in asked) if asked and shown else None,
                 likeness=likeness(pixels, source),
             )

@@ -23,7 +23,6 @@ from services.cli.profiles.report import Section, report_html, report_section
 from shared.domain.errors import InvalidRequestError
 from shared.models.k_table import PROFILED, KTable, profile_kind, profile_of, table_file, table_to_json
 from shared.models.learned_table import LearnedTable, learned_file, learned_kind, learned_name, learned_to_json
-from shared.models.scenes import EDITS
 from shared.runtime.datadir import private_folder
 from shared.runtime.progress import shown
 from shared.runtime.settings import Settings
@@ -77,12 +76,14 @@ def profile(
             "--k", help="Start steps K of 50, separated by commas and scaled to each T. Default: the cache's levels."
         ),
     ] = None,
-    max_rows: Annotated[int, Optional(min=1, help="Images per denoising step.")] = 8,
+    max_rows: Annotated[int, Optional(min=1, help="Images, or frames of clips, per denoising step.")] = 8,
     fresh_noise: Annotated[float, Optional(min=0, max=1, help="Share of new noise in a reused latent, 0–1.")] = 0.0,
+    variety: Annotated[bool, Optional(help="Measure variety too, by further seeds of one pair in eight.")] = True,
     codecs: Annotated[
         bool, Optional("--codecs", help="Also choose the smallest state codec that keeps every bound at each K.")
     ] = False,
     judge: Annotated[Path | None, Optional(help="Folder of the judge. Default: the one that ships.")] = None,
+    sprites: Annotated[Path | None, Optional(help="Folder of the trainer's sprites, for the judge of clips.")] = None,
     device: Annotated[str | None, setting("device")] = None,
     store: Annotated[
         bool, Optional(help="Store the tables and the latency in the catalog of the data directory.")
@@ -104,6 +105,8 @@ def profile(
     With --codecs, each K takes the smallest state codec that keeps every bound; --steps 50,5 measures it at two T.
     state_codecs.json names these codecs, for the setting state_codec = auto.
 
+    A model of clips gets pairs of moving scenes. The measures of a clip are means over at most four of its frames.
+
     400 pairs at T = 50 run 168,750 steps: about 16 minutes for the bundled large on two CPU cores, at 5.8 ms a step.
 
     [bold]Examples[/bold]
@@ -114,6 +117,8 @@ def profile(
 
       afterimage profile --model small --images-from large --out out/profile-small-from-large
 
+      afterimage profile --model ./clips --steps 10 --pairs 200 --max-rows 32
+
       afterimage profile --model ./my-checkpoint --encoder openai/clip-vit-large-patch14 --device cuda --pairs 2000
     """
     wanted = _alphas(alphas)
@@ -122,7 +127,9 @@ def profile(
     console = wide()
     values = _whole("steps", steps, 2)
     ks = _whole("k", k, 1)
-    runs = prepared(settings, values, ks, fresh_noise, judge, images_from, against, reference_steps, console)
+    others = images_from, against, reference_steps
+    runs = prepared(settings, values, ks, fresh_noise, (judge, sprites), *others, console)
+    runs = [(replace(profiler, variety=variety), about) for profiler, about in runs]
     folders = [out if n == 0 else out / f"T{profiler.steps}" for n, (profiler, _) in enumerate(runs)]
     for folder in folders:
         made_folder(folder)
@@ -145,13 +152,14 @@ def profile(
 
 def _measured(run: Run, pairs: int, alphas: Sequence[float], console: Console) -> Section:
     """Write the tables and the plot of one T, and print the tables."""
+    from services.cli.profiles.pairs import FURTHER
     from services.cli.profiles.quality import plot, quality
     from services.retriever.profile import by_kind, noise_cell
 
     about, folder, steps = run.about, run.folder, run.profiler.steps
     records = of_tables(run.records)
     rows = profile_rows(records)
-    from_noise = [record for record in run.records if not record["k"] and record["kind"] in EDITS]
+    from_noise = [record for record in run.records if not record["k"] and record["kind"] not in FURTHER]
     noise = profile_rows(from_noise) if from_noise else []
     tables = {
         alpha: replace(_table(rows, alpha, about, steps), noise=noise_cell(noise, alpha) if noise else None)
@@ -179,6 +187,8 @@ def _learned(runs: Sequence[Run], out: Path, console: Console) -> LearnedTable |
     from services.cli.profiles.learning import data_of, similarities_by, similarities_like, too_few
 
     first = runs[0]
+    if first.profiler.frames > 1:
+        return None  # it recognises the changes of images from their prompts
     data = data_of([{run.profiler.steps: run.records for run in runs}], borrow=not first.about.get("unprompted"))
     if few := too_few(data):
         console.print(Text(f"no learned bound: {few}", style="yellow"))
@@ -192,9 +202,10 @@ def _learned(runs: Sequence[Run], out: Path, console: Console) -> LearnedTable |
 
 def _latency(profiler: Profiler, out: Path) -> dict[str, Any]:
     """Measure, write and return the latency."""
-    from services.cli.profiles.measure import measure_latency
+    from services.cli.profiles.latency import measure_latency
 
-    latency = measure_latency(profiler.family, [n for n in (1, 2, 4, 8, 16, 32) if n <= profiler.max_rows])
+    most = max(profiler.max_rows // profiler.frames, 1)
+    latency = measure_latency(profiler.family, [n for n in (1, 2, 4, 8, 16, 32) if n <= most])
     (out / "latency.json").write_text(json.dumps(latency, indent=1) + "\n")
     return latency
 
@@ -204,10 +215,11 @@ def _codecs(
 ) -> CodecChoice:
     """Measure, write and return the codec of each K at each T."""
     from services.cli.profiles.codecs import choose_codecs, codec_profiler
-    from services.cli.profiles.pairs import scene_pairs
+    from services.cli.profiles.pairs import grammar_of, scene_pairs
     from shared.models.state_codecs import FILE, CodecChoice, choice_to_json
 
-    about, wanted, levels = runs[0][1], list(scene_pairs(pairs, seed)), []
+    grammar = grammar_of(runs[0][0].frames)
+    about, wanted, levels = runs[0][1], list(scene_pairs(pairs, seed, grammar)), []
     path = out / f"codecs-{about['weights_hash'][:12]}-{seed}.jsonl"
     for profiler, _ in runs:
         with shown(console) as bar:

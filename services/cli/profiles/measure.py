@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import median
 from typing import Any
 
-import numpy as np
-import torch
-
-from services.cli.profiles.pairs import ScenePair, asked_for, changed, right
+from services.cli.profiles.judging import Judge, vectors_of
+from services.cli.profiles.pairs import FURTHER, ScenePair, asked_for, changed
 from services.embedder.encoder import Encoder
 from services.gpu_worker.engine.engine import Engine
-from services.gpu_worker.engine.events import Advanced, BatchRan, Finished, LatentCaptured, Left
+from services.gpu_worker.engine.events import Advanced, Finished, LatentCaptured, Left
 from services.gpu_worker.engine.rows import FromNoise, FromPicture, FromState, Latent, Pixels, Start, Task
 from services.gpu_worker.families import Family
-from services.gpu_worker.jobs.codecs import decode_state, encode_png, encode_state
+from services.gpu_worker.jobs.codecs import decode_state, encode_state
 from services.retriever.planning import fresh_seed
 from services.retriever.profile import ProfileRow
 from shared.domain.types import Vector, vector_from
@@ -25,8 +21,6 @@ from shared.models.quality import Measures, likeness, look, spread
 from shared.models.scenes import EDITS
 from shared.models.state_codecs import codec_of
 
-Judge = Callable[[Any], Mapping[str, Sequence[str]]]
-"""Function from images (B, height, width, 3) uint8 to each attribute's B values."""
 OnStep = Callable[[], None]
 Images = Mapping[str, Pixels]
 """A pair's images: `before`, `noise` and `<K>`; with `+<n>` at the end of the n-th further seed (`varied`)."""
@@ -61,6 +55,13 @@ class Profiler:
     """None: `family` itself."""
     reference_steps: int = 0
     """T of the reference; 0: `steps`. With another T, the image from noise at `steps` is measured as K = 0."""
+    variety: bool = True
+    """Also measure variety, on one pair in VARIED_EVERY."""
+
+    @property
+    def frames(self) -> int:
+        """Return the frames of each clip; 1: images."""
+        return self.family.card.frames.default
 
     @property
     def measured(self) -> tuple[int, ...]:
@@ -80,7 +81,7 @@ class Profiler:
     def steps_of(self, pair: ScenePair, reference: bool = True) -> int:
         """Return the denoising steps of all runs of this pair. reference: whether those of the reference count."""
         noise = self._steps_of(self.against or self.family, self.reference_steps) * reference + self.steps * self._apart
-        seeds = SEEDS if varied(pair) else 1
+        seeds = SEEDS if self._varies(pair) else 1
         from_k = len(self._seeds(pair)) * sum(self.steps - k for k in self.ks)
         return self._steps_of(self.images_of or self.family) + seeds * noise + from_k
 
@@ -90,7 +91,10 @@ class Profiler:
         Where the measured image has no fresh noise, it is not one of the images of SEEDS.
         """
         apart = self.images_of is None and not self.fresh_noise
-        return range(SEEDS + apart) if varied(pair) else range(1)
+        return range(SEEDS + apart) if self._varies(pair) else range(1)
+
+    def _varies(self, pair: ScenePair) -> bool:
+        return self.variety and varied(pair)
 
     def _steps_of(self, family: Family, steps: int = 0) -> int:
         """Return T of a run by this model; `steps` (default: the profiler's) is the T of the measured model."""
@@ -118,7 +122,7 @@ class Profiler:
         captured = tuple(self.ks) if self.images_of is None else ()
         yield self._task(self.images_of or self.family, "before", pair, capture_steps=captured)
         reference = self.against or self.family
-        for seed in range(SEEDS if varied(pair) else 1):
+        for seed in range(SEEDS if self._varies(pair) else 1):
             noise = self._task(reference, "noise", pair, seed)
             yield replace(noise, steps=self._steps_of(reference, self.reference_steps), prompted_from=0)
             if self._apart:
@@ -126,7 +130,8 @@ class Profiler:
 
     def _from_state(self, pair: ScenePair, k: int, state: Latent, noises: tuple[int, ...]) -> Iterator[Task]:
         codec = codec_of(self.codec, self.family.card, k, self.steps)
-        kept = decode_state(encode_state(state, codec, noises), codec)  # with the loss of the cache's codec
+        windows = self.family.card.frames.windows(self.frames)
+        kept = decode_state(encode_state(state, codec, noises, windows), codec)  # with the loss of the cache's codec
         for seed in self._seeds(pair):
             fresh = self.varied_noise if seed else self.fresh_noise
             noise_seed = fresh_seed(pair.after_seed + seed, f"{pair.number}/before")
@@ -156,6 +161,7 @@ class Profiler:
             guidance=family.card.default_guidance,
             prompted_from=family.card.prompted_from(steps) if self._apart and start is None else 0,
             seed=pair.before_seed if before else pair.after_seed + seed,
+            frames=self.frames,
             start=start or FromNoise(),
             capture_steps=capture_steps,
         )
@@ -197,12 +203,12 @@ class Profiler:
     def _records(self, pair: ScenePair, images: Images) -> Iterator[dict[str, Any]]:
         names = ["noise", *(str(k) for k in self.measured)]
         text = self._vector_of_text(pair.after_text)
-        scores = [float(vector @ text) for vector in self._vectors_of([images[name] for name in names])]
+        pictures = [images[name] for name in names]
+        scores = [float(vector @ text) for vector in vectors_of(self.encoder, pictures)]
         # retrieval compares with the image's own embedding where an image is the start (MoDM eq. 1)
-        image_similarity = float(self._vectors_of([images["before"]])[0] @ text)
+        image_similarity = float(vectors_of(self.encoder, [images["before"]])[0] @ text)
         similarity = image_similarity if self.images_of else float(self._vector_of_text(pair.before_text) @ text)
-        judged = self.judge(np.stack([images[name] for name in names])) if self.judge else {}
-        correct = [right(pair.after, {name: values[i] for name, values in judged.items()}) for i in range(len(names))]
+        correct = self.judge(pictures, pair.after) if self.judge else [{} for _ in names]
         measured = [self._measures(pair, name, images) for name in names]
         for i, k in enumerate(self.measured, 1):
             yield {
@@ -226,22 +232,19 @@ class Profiler:
     def _measures(self, pair: ScenePair, name: str, images: Images) -> dict[str, float]:
         """Return look, likeness to the source and, for varied pairs, the spread over seeds of one image."""
         measures = replace(look(images[name]), likeness=likeness(images[name], images["before"]))
-        if varied(pair):
+        if self._varies(pair):
             seeds = range(SEEDS) if name in ("noise", "0") else self._seeds(pair)[-SEEDS:]
-            vectors = self._vectors_of([images[_image(name, seed)] for seed in seeds])
+            vectors = vectors_of(self.encoder, [images[_image(name, seed)] for seed in seeds])
             measures = replace(measures, spread=spread(vectors))
         return {name: value for name, value in asdict(measures).items() if value is not None}
 
     def _vector_of_text(self, text: str) -> Vector:
         return vector_from(self.encoder.texts([text])[0].vector)
 
-    def _vectors_of(self, pictures: Sequence[Pixels]) -> list[Vector]:
-        return [vector_from(one.vector) for one in self.encoder.images([encode_png(pixels) for pixels in pictures])]
-
 
 def varied(pair: ScenePair) -> bool:
     """Return whether the pair is generated at several seeds; every kind of change equally often."""
-    return pair.kind in EDITS and pair.number // len(EDITS) % VARIED_EVERY == 0
+    return pair.kind not in FURTHER and pair.number // len(EDITS) % VARIED_EVERY == 0
 
 
 def _image(name: str, seed: int) -> str:
@@ -266,38 +269,3 @@ def profile_row(record: Mapping[str, Any]) -> ProfileRow:
         measures=Measures(**record.get("measures", {})),  # records of earlier versions have none
         measures_from_noise=Measures(**record.get("measures_from_noise", {})),
     )
-
-
-def measure_latency(family: Family, batches: Sequence[int], steps: int = 6) -> dict[str, Any]:
-    """Return the median seconds of one denoising step, by batch size, and of the decoding of one image."""
-    card = family.card
-    step_s, decode_s = {}, []
-    for rows in batches:
-        engine, seconds = Engine({card.name: family}, max_rows=rows), []
-        for row in range(rows):
-            engine.submit(
-                Task(str(row), card.name, "latency", card.default_size, steps, card.default_guidance, seed=row)
-            )
-        begun = time.monotonic()
-        while not engine.idle:
-            for event in engine.step():
-                if isinstance(event, BatchRan):
-                    seconds.append(event.seconds)
-                elif isinstance(event, Finished):
-                    decode_s.append(event.decode_s)
-        step_s[rows] = median(seconds[1:])  # the first is slower
-        if time.monotonic() - begun > 60.0:
-            break
-    return {
-        "step_s": step_s,
-        "decode_s": median(decode_s),
-        "size": str(card.default_size),
-        "threads": torch.get_num_threads(),
-        "device": _device_name(family),
-    }
-
-
-def _device_name(family: Family) -> str:
-    """Return `cpu`, or the GPU's name; seconds of different devices do not compare."""
-    device = family.device
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from shared.models.scenes import ATTRIBUTES, EDITS, WORDINGS, Scene, caption, edit, random_scene
+from shared.models.scenes import (
+    ATTRIBUTES,
+    CLIP_EDITS,
+    CLIP_WORDINGS,
+    EDITS,
+    MOVING_VALUES,
+    WORDINGS,
+    MovingScene,
+    Scene,
+    caption,
+    clip_caption,
+    edit,
+    edit_clip,
+    random_moving_scene,
+    random_scene,
+)
 
 FURTHER = ("same", "reworded", "several")
 """Further kinds, for the learned bound alone: the same prompt; one change in another wording; 2 to 4 changes at once,
@@ -14,6 +30,28 @@ half of them in another wording."""
 FIRST_FURTHER = 1_000_000
 """Number of the first pair of a further kind: more pairs of either sort keep all numbers."""
 _ONE_CHANGE = tuple(kind for kind in EDITS if kind not in ("paraphrase", "unrelated"))
+_UNREAD = ("size", "position")
+"""Attributes that no judge reads off a clip: most motions decide them."""
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """Scenes of one modality: their kinds of change, and the functions that sample, change and caption a scene."""
+
+    edits: Sequence[str]
+    wordings: int
+    sample: Callable[[random.Random], Any]
+    edit: Callable[[Any, str, random.Random], Any]
+    caption: Callable[[Any, int], str]
+
+
+IMAGES = Grammar(EDITS, WORDINGS, random_scene, edit, caption)
+CLIPS = Grammar(CLIP_EDITS, CLIP_WORDINGS, random_moving_scene, edit_clip, clip_caption)
+
+
+def grammar_of(frames: int) -> Grammar:
+    """Return the scenes of images (1 frame), or of clips."""
+    return IMAGES if frames == 1 else CLIPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,26 +60,28 @@ class ScenePair:
 
     number: int
     kind: str
-    before: Scene
-    after: Scene
+    before: Any
+    """A Scene; a MovingScene in a pair of clips."""
+    after: Any
     before_text: str
     after_text: str
     before_seed: int
     after_seed: int
 
 
-def scene_pairs(count: int, seed: int | str) -> Iterator[ScenePair]:
+def scene_pairs(count: int, seed: int | str, grammar: Grammar = IMAGES) -> Iterator[ScenePair]:
     """Yield `count` pairs, every kind of change equally often; the n-th pair depends only on n and the seed."""
     for number in range(count):
         rng = random.Random(f"{seed}/{number}")
-        kind = EDITS[number % len(EDITS)]
-        before = random_scene(rng)
-        after = edit(before, kind, rng)
-        wording = rng.randrange(WORDINGS)
+        kind = grammar.edits[number % len(grammar.edits)]
+        before = grammar.sample(rng)
+        after = grammar.edit(before, kind, rng)
+        wording = rng.randrange(grammar.wordings)
         # a paraphrase changes only the wording, every other edit keeps the wording
-        other = (wording + rng.randrange(1, WORDINGS)) % WORDINGS if kind == "paraphrase" else wording
+        further = rng.randrange(1, grammar.wordings) if kind == "paraphrase" else 0
+        texts = grammar.caption(before, wording), grammar.caption(after, (wording + further) % grammar.wordings)
         seeds = rng.getrandbits(32), rng.getrandbits(32)
-        yield ScenePair(number, kind, before, after, caption(before, wording), caption(after, other), *seeds)
+        yield ScenePair(number, kind, before, after, *texts, *seeds)
 
 
 def further_pairs(count: int, seed: int | str) -> Iterator[ScenePair]:
@@ -67,9 +107,19 @@ def asked_for(pair: ScenePair) -> Sequence[str]:
 
 def changed(pair: ScenePair) -> Sequence[str]:
     """Return every attribute that differs between the two scenes."""
-    return tuple(name for name in ATTRIBUTES if getattr(pair.before, name) != getattr(pair.after, name))
+    before, after = attributes(pair.before), attributes(pair.after)
+    return tuple(name for name in before if before[name] != after[name])
 
 
-def right(scene: Scene, judged: Mapping[str, str]) -> dict[str, bool]:
+def attributes(scene: Scene | MovingScene) -> dict[str, str]:
+    """Return the attributes that a judge reads off an image or a clip of the scene."""
+    if isinstance(scene, MovingScene):
+        own = {name: value for name, value in attributes(scene.scene).items() if name not in _UNREAD}
+        return own | {name: getattr(scene, name) for name in MOVING_VALUES}
+    return {name: str(getattr(scene, name)) for name in ATTRIBUTES}
+
+
+def right(scene: Scene | MovingScene, judged: Mapping[str, str]) -> dict[str, bool]:
     """Return for each judged attribute whether the image agrees with the scene."""
-    return {name: str(getattr(scene, name)) == value for name, value in judged.items()}
+    own = attributes(scene)
+    return {name: own[name] == value for name, value in judged.items()}

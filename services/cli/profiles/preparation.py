@@ -25,7 +25,7 @@ def prepared(
     wanted: Sequence[int],
     starts: Sequence[int],
     fresh_noise: float,
-    judge: Path | None,
+    judge: tuple[Path | None, Path | None],
     images_from: str | None,
     against: str | None,
     reference_steps: int | None,
@@ -34,12 +34,13 @@ def prepared(
     """Load the models; return for each T the profiler and the properties of its rows.
 
     wanted: values of T; empty: the model's default. starts: K of 50; empty: the steps that a cache keeps.
+    judge: folders of the judge (None: the one that ships) and of the sprites.
     reference_steps: T of the reference; None: the first of `wanted`. A run resumes only when all properties are equal.
     """
+    from services.cli.profiles.judging import judge_of
     from services.cli.profiles.measure import Profiler
     from services.embedder.encoder import Encoder, encoder_folder
     from services.gpu_worker.families import load_family
-    from services.trainer.judging.classifier import load_judge
     from shared.models.card_lookup import BUNDLED, served_card
 
     settings = placed(settings)
@@ -47,10 +48,10 @@ def prepared(
     family = load_family(card, device=device, offload=settings.offload)
     eye = Encoder(encoder_folder(settings.encoder))
     pictures, measure = _others(settings, family, images_from, against, fresh_noise, device)
-    folder = judge or BUNDLED / "judge"
-    known = folder.is_dir()
-    if not known:
-        console.print(Text(f"no judge in {folder}: quality is the CLIP ratio alone", style="yellow"))
+    frames = card.frames.default
+    known, why_not = judge_of(frames, judge[0] or BUNDLED / "judge", judge[1])
+    if why_not:
+        console.print(Text(f"{why_not}: quality is the CLIP ratio alone", style="yellow"))
     of_50 = starts or (IMAGE_STEPS if pictures else settings.capture_steps)
     codec = settings.state_codec
     about = {
@@ -60,7 +61,8 @@ def prepared(
         "encoder_hash": eye.hash,
         "codec": codec,
         "fresh_noise": fresh_noise,
-        "judged": known,
+        "judged": known is not None,
+        **({"frames": frames} if frames > 1 else {}),
         **({"unprompted": card.unprompted} if card.unprompted else {}),
     }
     if settings.sampler != "auto":  # rows of earlier versions have the card's sampler
@@ -69,7 +71,6 @@ def prepared(
         about |= _of("images", "images_from", pictures)
     if measure:
         about |= _of("against", "against", measure)
-    reader = load_judge(folder) if known else None
     found = []
     reference = reference_steps or (wanted[0] if wanted else card.default_steps)
     for steps in wanted or [card.default_steps]:
@@ -77,7 +78,7 @@ def prepared(
         if not ks:
             raise InvalidRequestError("steps", f"must be large enough for one K of {of_50}, scaled from 50", steps)
         profiler = Profiler(
-            family, eye, reader, ks, steps, codec, fresh_noise, settings.max_rows, pictures, measure,
+            family, eye, known, ks, steps, codec, fresh_noise, settings.max_rows, pictures, measure,
             reference,
         )  # fmt: skip
         apart = {"reference_steps": reference} if steps != reference else {}  # earlier versions compared T with itself
@@ -113,9 +114,11 @@ def _others(
     loaded = {family.card.name: family}
 
     def named(option: str, name: str) -> Family:
-        card, size = card_for(name, settings), family.card.default_size
+        card, size, frames = card_for(name, settings), family.card.default_size, family.card.frames.default
         if not card.sizes.allows(size):
             raise InvalidRequestError(option, f"must generate {size}; it generates {card.sizes}", name)
+        if not card.frames.allows(frames):
+            raise InvalidRequestError(option, f"must generate {frames} frames; it generates {card.frames}", name)
         if card.name not in loaded:
             loaded[card.name] = load_family(card, device=device, offload=settings.offload)
         elif loaded[card.name].card.weights_hash != card.weights_hash:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from shared.domain.errors import ConfigurationError
-from shared.models.scenes import EDITS
+from shared.domain.errors import ConfigurationError, InvalidRequestError
 from shared.runtime.progress import shown
 
 if TYPE_CHECKING:  # torch is imported when a profile runs, not when --help is read
@@ -50,11 +49,13 @@ def measure_records(runs: Sequence[Run], pairs: int, further: int, console: Cons
     Each chunk is on disk before the next one starts. All T of a chunk share its references. The images of the first
     pair of each kind are written to `images/`, for the report.
     """
-    from services.cli.profiles.pairs import further_pairs, scene_pairs
+    from services.cli.profiles.pairs import further_pairs, grammar_of, scene_pairs
     from services.cli.profiles.report import keep_images
 
-    seed = runs[0].about["seed"]
-    wanted = {pair.number: pair for pair in (*scene_pairs(pairs, seed), *further_pairs(further, seed))}
+    seed, grammar = runs[0].about["seed"], grammar_of(runs[0].profiler.frames)
+    if further and runs[0].profiler.frames > 1:
+        raise InvalidRequestError("further", "must be 0 for clips, which have no learned bound", further)
+    wanted = {pair.number: pair for pair in (*scene_pairs(pairs, seed, grammar), *further_pairs(further, seed))}
     done = []
     for run in runs:
         run.records = _resumed(run)
@@ -84,11 +85,13 @@ def measure_records(runs: Sequence[Run], pairs: int, further: int, console: Cons
 
 def _mixed(pairs: Sequence[ScenePair]) -> list[ScenePair]:
     """Return the pairs with those of the further kinds spread evenly, so that an unfinished run has all kinds."""
-    of_kind = Counter(pair.kind in EDITS for pair in pairs)
+    from services.cli.profiles.pairs import FURTHER
+
+    of_kind = Counter(pair.kind in FURTHER for pair in pairs)
     place: Counter[bool] = Counter()
     keys = []
     for pair in pairs:
-        ours = pair.kind in EDITS
+        ours = pair.kind in FURTHER
         place[ours] += 1
         keys.append((place[ours] / of_kind[ours], pair.number))
     return [pair for _, pair in sorted(zip(keys, pairs, strict=True), key=lambda one: one[0])]
@@ -120,7 +123,9 @@ def _chunks(pairs: Iterator[Any]) -> Iterator[list[Any]]:
 
 def of_tables(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the records that K tables are built from: starts of pairs that differ in one known way."""
-    return [record for record in records if record["k"] and record["kind"] in EDITS]
+    from services.cli.profiles.pairs import FURTHER
+
+    return [record for record in records if record["k"] and record["kind"] not in FURTHER]
 
 
 def profile_rows(records: Sequence[Mapping[str, Any]]) -> list[ProfileRow]:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
-from services.cli.profiles.pairs import ScenePair, scene_pairs
+from services.cli.profiles.pairs import ScenePair, grammar_of, scene_pairs
 from shared.models.k_table import Cell, KTable
-from shared.models.quality import BOUNDS, Bound, Measured, Quality
-from shared.models.scenes import EDITS
+from shared.models.quality import BOUNDS, Bound, Measured, Quality, frames_of
 
 SIDE = 192
 """Pixels of the longer side of an image on the page; the folder `images/` has the images as generated."""
@@ -36,11 +36,11 @@ class Section:
 
 
 def keep_images(folder: Path, pair: ScenePair, images: Mapping[str, Any]) -> None:
-    """Write the images of the first pair of each kind as PNG."""
-    if pair.number < len(EDITS):
+    """Write the images of the first pair of each kind as PNG; of a clip, a strip of frames."""
+    if pair.number < len(grammar_of(next(iter(images.values())).ndim - 2).edits):
         folder.mkdir(parents=True, exist_ok=True)
         for name, pixels in images.items():
-            Image.fromarray(pixels).save(folder / f"{pair.number}-{name}.png")
+            Image.fromarray(np.hstack(frames_of(pixels))).save(folder / f"{pair.number}-{name}.png")
 
 
 def report_html(sections: Sequence[Section], learned: str = "") -> str:
@@ -62,9 +62,11 @@ def _bounds(alpha: float) -> dict[str, Bound]:
 def _section(section: Section) -> str:
     table, steps = section.tables[max(section.tables)], section.about["steps"]
     cells = section.kinds.items()
-    kinds = ((kind, k, cell) for kind in EDITS for (name, k), cell in cells if name == kind)
+    grammar = grammar_of(section.about.get("frames", 1))
+    kinds = ((kind, k, cell) for kind in grammar.edits for (name, k), cell in cells if name == kind)
     bands = ((f"{cell.min_similarity:.3f}–{cell.max_similarity:.3f}", cell.k, cell) for cell in table.cells)
-    shown = [pair for pair in scene_pairs(len(EDITS), section.about["seed"]) if _has(section.images, pair)]
+    pairs = scene_pairs(len(grammar.edits), section.about["seed"], grammar)
+    shown = [pair for pair in pairs if _has(section.images, pair)]
     return f"""<h2>T = {steps}</h2>
 {_table("kind of change", kinds, table.alpha, unrelated="unrelated")}
 {_table("similarity", bands, table.alpha)}

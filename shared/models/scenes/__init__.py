@@ -1,6 +1,6 @@
 """The small world of the bundled models: scenes, their captions, and edits that change one thing at a time."""
 
-from shared.models.scenes.edits import EDITS, edit
+from shared.models.scenes.edits import CLIP_EDITS, EDITS, edit, edit_clip
 from shared.models.scenes.grammar import (
     ATTRIBUTES,
     VALUES,
@@ -29,6 +29,7 @@ from shared.models.scenes.motion import (
 __all__ = [
     "ATTRIBUTES",
     "BACKGROUND_MOTIONS",
+    "CLIP_EDITS",
     "CLIP_WORDINGS",
     "EDITS",
     "MOTIONS",
@@ -42,6 +43,7 @@ __all__ = [
     "caption",
     "clip_caption",
     "edit",
+    "edit_clip",
     "held_out",
     "known_words",
     "motion_words",

@@ -1,0 +1,132 @@
+"""A profile of a tiny model of clips: pairs of moving scenes, frames that are measured, and the K table for lookups."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from services.cli.app import app
+from services.cli.profiles.judging import judge_of, vectors_of
+from services.cli.profiles.pairs import CLIPS, asked_for, attributes, changed, scene_pairs
+from services.embedder.encoder import Encoder
+from services.gpu_worker.jobs.codecs import encode_png
+from services.trainer.rendering.clips import render_clip
+from services.trainer.rendering.renderer import Renderer
+from services.trainer.rendering.sprites import sprites_cached
+from shared.domain.errors import InvalidRequestError
+from shared.domain.types import vector_from
+from shared.models.card_lookup import BUNDLED
+from shared.models.k_table import table_from_json
+from shared.models.quality import frames_of, likeness, look
+from shared.models.scenes import CLIP_EDITS, edit_clip, random_moving_scene
+from tests import tiny, tiny_families
+from tests.unit.trainer.conftest import SPRITES
+
+CARD = {
+    "name": "clips",
+    "default_size": {"width": 32, "height": 32},
+    "default_steps": 10,
+    "default_guidance": 2.5,
+    "sizes": {"multiple_of": 8, "min_px": 32, "max_px": 64},
+    "frames": {"default": 4, "most": 8, "window": 4, "stride": 2, "fps": 4},
+}
+CLIP = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tiny.build_clip(tmp_path_factory.mktemp("models"), seed=7)  # scores these clips above nothing
+    tiny_families.save(folder / "clips", "animatediff")
+    (folder / "clips" / "card.json").write_text(json.dumps(CARD))
+    return folder
+
+
+def profile(models: Path, out: Path, *more: object) -> Any:
+    given = ["--model", models / "clips", "--encoder", models / "clip", "--device", "cpu", "--out", out / "profile"]
+    given += ["--data-dir", out / "data", "--pairs", "2", "--alphas", "0.5", "--k", "10,30", "--sprites", out, *more]
+    return CliRunner().invoke(app, ["profile", *map(str, given)])
+
+
+def test_a_profile_of_clips_gives_a_table_and_resumes(models: Path, tmp_path: Path) -> None:
+    found = profile(models, tmp_path)
+    assert found.exit_code == 0, found.output + repr(found.exception)
+    assert "no sprites in" in "".join(found.output)
+    rows = tmp_path / "profile" / "rows.jsonl"
+    about, *records = map(json.loads, rows.read_text().splitlines())
+    assert (about["frames"], about["steps"], about["ks"], about["judged"]) == (4, 10, [2, 6], False)
+    assert [(record["pair"], record["kind"], record["k"]) for record in records] == [
+        (n, kind, k) for n, kind in enumerate(CLIP_EDITS[:2]) for k in (2, 6)
+    ]
+    for record in records:
+        assert record["measures"].keys() == {"contrast", "saturation", "sharpness", "likeness", "spread"}
+        assert record["measures"]["likeness"] > record["measures_from_noise"]["likeness"]
+    table = table_from_json(json.loads((tmp_path / "profile" / "k_table_0.5.json").read_text()))
+    assert {cell.k for cell in table.cells} == {2, 6}
+    page = (tmp_path / "profile" / "report.html").read_text()
+    assert page.count("<article>") == 2
+    assert json.loads((tmp_path / "profile" / "latency.json").read_text())["step_s"].keys() == {"1", "2"}
+    rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:3]))
+    assert profile(models, tmp_path).exit_code == 0
+    assert [json.loads(line)["score"] for line in rows.read_text().splitlines()[1:]] == pytest.approx(
+        [record["score"] for record in records], abs=1e-4
+    )
+
+
+def test_a_codec_of_clips_is_chosen_by_the_same_pairs(models: Path, tmp_path: Path) -> None:
+    found = profile(models, tmp_path, "--codecs", "--no-store")
+    assert found.exit_code == 0, found.output + repr(found.exception)
+    levels = json.loads((tmp_path / "profile" / "state_codecs.json").read_text())["levels"]
+    assert [(level["k"], level["codec"]) for level in levels] == [(2, "fp16"), (6, "fp16")]
+    assert levels[0]["bytes"] > 4 * 4 * 16 * 16 * 2  # four frames of four channels
+
+
+def test_further_pairs_are_of_images_alone(models: Path, tmp_path: Path) -> None:
+    found = profile(models, tmp_path, "--further", "3")
+    assert isinstance(found.exception, InvalidRequestError)
+    assert "further: must be 0 for clips" in str(found.exception)
+
+
+def test_every_kind_of_change_changes_what_a_judge_reads() -> None:
+    pairs = list(scene_pairs(200, 3, CLIPS))
+    assert Counter(pair.kind for pair in pairs) == dict.fromkeys(CLIP_EDITS, 20)
+    for pair in pairs:
+        if pair.kind == "unrelated":
+            assert {"object", "background"} <= set(changed(pair))
+        else:
+            assert changed(pair) == asked_for(pair) == (() if pair.kind == "paraphrase" else (pair.kind,))
+        assert pair.before_text != pair.after_text or pair.kind == "paraphrase"
+    assert {"size", "position"}.isdisjoint(attributes(pairs[0].before))
+    with pytest.raises(ValueError, match="kind of edit must be one of"):
+        edit_clip(random_moving_scene(random.Random(0)), "size", random.Random(0))
+
+
+def test_a_clip_is_measured_by_at_most_four_of_its_frames(models: Path) -> None:
+    frames = [CLIP[at] for at in (0, 2, 3, 5)]
+    assert [frame.tobytes() for frame in frames_of(CLIP)] == [frame.tobytes() for frame in frames]
+    encoder = Encoder(models / "clip")
+    (vector,) = vectors_of(encoder, [CLIP])
+    each = [vector_from(one.vector) for one in encoder.images([encode_png(frame) for frame in frames])]
+    text = vector_from(encoder.texts(["a fox"])[0].vector)
+    assert float(vector @ text) == pytest.approx(np.mean([float(one @ text) for one in each]), abs=1e-6)
+    assert look(CLIP).contrast == pytest.approx(np.mean([look(frame).contrast for frame in frames]))
+    assert likeness(CLIP, CLIP) == pytest.approx(1.0)
+    assert abs(likeness(CLIP, CLIP[::-1])) < 0.1
+
+
+def test_the_judge_of_clips_reads_what_pairs_change() -> None:
+    if not sprites_cached(SPRITES):
+        pytest.skip(f"no sprites in {SPRITES}")
+    judge, why_not = judge_of(16, BUNDLED / "judge", SPRITES)
+    assert judge is not None, why_not
+    pair = next(pair for pair in scene_pairs(20, 3, CLIPS) if pair.kind == "motion")
+    clip = render_clip(Renderer(SPRITES), pair.after).pixels
+    asked, other = judge([clip], pair.after)[0], judge([clip], pair.before)[0]
+    assert asked.keys() == attributes(pair.after).keys()
+    assert (asked["motion"], other["motion"]) == (True, False)
