@@ -65,7 +65,7 @@ class Known:
         """Return the tables in force for the model's own latents by their T, and notes about the first one, which is
         scaled to every T without a table."""
         command = profile_command(self.given, settings.encoder, settings.k_table_alpha)
-        few = {*self.card.auto_steps} - {self.card.default_steps}
+        few = self._few_steps()
         found: dict[int, KTable] = {}
         noted: tuple[str, ...] = ()
         for of in (
@@ -78,6 +78,17 @@ class Known:
                 found[table.steps] = table
             noted = noted or notes
         return found, noted
+
+    def _few_steps(self) -> set[int]:
+        """Return the T of `auto_steps` whose tables apply to that T alone.
+
+        A table of the default T is scaled to every other T. Where none was measured with these weights, the table of
+        the largest T takes its part, unless few steps begin without the prompt: equal noise levels alone do not make
+        equal states then.
+        """
+        few = {*self.card.auto_steps} - {self.card.default_steps}
+        own = {table.steps for table in self.latents if table.weights_hash == self.card.weights_hash}
+        return few if self.card.unprompted or own - few else few - {max(own, default=0)}
 
     def noise(self, varied: bool = False) -> frozenset[int]:
         """Return the T whose runs from noise were measured to keep the quality of the default T. varied: also the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -12,7 +13,7 @@ from services.retriever.question import Question
 from services.retriever.tables import Known
 from shared.domain.types import PlanSource
 from shared.models.card_lookup import find_card
-from shared.models.k_table import CLIP_L14, FIG_10, EncoderId
+from shared.models.k_table import CLIP_L14, FIG_10, EncoderId, KTable, Level
 from shared.runtime.settings import Settings
 from tests.unit.cached import request, unit
 from tests.unit.retriever.conftest import house
@@ -34,6 +35,23 @@ def test_a_policy_allows_its_kind_of_start(settings: Settings, policy: Policy, k
         Near(IMAGE, 0.31, made_by=("noop", CARD.weights_hash), run_by="noop"),
     ]
     assert bound.latest(near, 50) == ks
+    assert not notes
+
+
+@pytest.mark.parametrize(
+    ("unprompted", "steps", "ks"), [(0.0, (10,), [2, 10]), (0.1, (10,), [0, 0]), (0.0, (10, 50), [2, 5])]
+)
+def test_a_table_of_few_steps_counts_at_every_t_where_none_of_the_default_t_was_measured(
+    settings: Settings, unprompted: float, steps: tuple[int, ...], ks: list[int]
+) -> None:
+    card = replace(find_card("bundled:large"), unprompted=unprompted)
+    named = {"model": card.name, "weights_hash": card.weights_hash, "encoder_hash": "e1", "alpha": 0.95}
+    tables = [KTable((Level(of // 5 if of == 10 else 5, 0.5),), of, **named) for of in steps]
+    known, encoder = Known(card, "large", tuple(tables), (), ()), EncoderId("e1")
+    latents, notes = known.latent_tables(encoder, settings)
+    question = Question(request(), "large", card.compat(request().size, 50), "e1")
+    bound = bound_of(known, [known], question, encoder, latents, settings)
+    assert [bound.latest([Near(LATENT, 0.9, run_by="large")], of) for of in (10, 50)] == [[k] for k in ks]
     assert not notes
 
 
