@@ -1,0 +1,97 @@
+"""Figures of clips from judged rows: from noise at each T, and from states at each K."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from bench.measuring.recording import table
+from bench.traced.frontier_figures import Interval, bootstrapped, interval
+from shared.models.confidence import ratio_bounds
+
+RENDERED = 0
+"""T of the rows of rendered clips."""
+READ = ("object", "background", "count", "motion", "background_motion")
+"""Attributes of the figures; `all` means these."""
+Row = Mapping[str, Any]
+
+
+def from_noise(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return one row of figures per T, the largest first: it is what the others are compared with."""
+    of = {steps: {row["number"]: row for row in rows if row["steps"] == steps} for steps in {r["steps"] for r in rows}}
+    first = of[max(of)]
+    return [
+        {"steps": steps, **figures_of(list(own.values()), [first[n] for n in own]), "smooth": _mean(own, "smooth")}
+        for steps, own in sorted(of.items(), reverse=True)
+    ]
+
+
+def from_states(records: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return one row of figures per K of a profile's records; the reference is the same prompts from noise."""
+    found = []
+    for k in sorted({row["k"] for row in records}):
+        own = [row for row in records if row["k"] == k]
+        both = [
+            [
+                {"right": row["right" + of], "clip": max(row["score" + of], 0.0), "asked": row["asked_for"]}
+                for row in own
+            ]
+            for of in ("", "_from_noise")
+        ]
+        found.append({"k": k, **figures_of(*both), "shown": _shown(both[0]), "shown_from_noise": _shown(both[1])})
+    return found
+
+
+def figures_of(own: Sequence[Row], reference: Sequence[Row]) -> dict[str, Any]:
+    """Return shares of right attributes, differences from the reference, and the ratio of the CLIP scores."""
+    clips, against = [row["clip"] for row in own], [row["clip"] for row in reference]
+    judged = bool(own[0]["right"] and reference[0]["right"])
+    shares = {name: _shares(own, name) for name in (*READ, "all")} if judged else {}
+    more = {name: bootstrapped(_right(own, name) - _right(reference, name)) for name in shares}
+    return {
+        "clips": len(own),
+        "clip": fmean(clips),
+        "clip_ratio": (sum(clips) / sum(against), *ratio_bounds(clips, against)) if any(against) else None,
+        "right": shares,
+        "more_right": more,
+    }
+
+
+def _right(rows: Sequence[Row], name: str) -> Any:
+    names = READ if name == "all" else (name,)
+    return np.array([float(all(row["right"][one] for one in names)) for row in rows])
+
+
+def _shares(rows: Sequence[Row], name: str) -> Interval:
+    return bootstrapped(_right(rows, name))
+
+
+def _shown(rows: Sequence[Row]) -> Interval:
+    """Return the share of clips that show what the pair changed, among pairs that change something."""
+    return bootstrapped(
+        np.array([float(all(r["right"][n] for n in r["asked"])) for r in rows if r["asked"] and r["right"]])
+    )
+
+
+def _mean(rows: Mapping[int, Row], name: str) -> Interval:
+    return bootstrapped(np.array([row[name] for row in rows.values()]))
+
+
+def report(figures: Mapping[str, Any]) -> str:
+    """Return both tables as Markdown."""
+
+    def cells(row: Row) -> list[str]:
+        shares = [interval(row["right"][name]) if row["right"] else "–" for name in (*READ, "all")]
+        return [interval(row["clip_ratio"]) if row["clip_ratio"] else "–", *shares]
+
+    heads = ["clips", "CLIP ratio", *READ, "all five"]
+    noise = [
+        [row["steps"] or "rendered", row["clips"], *cells(row), interval(row["smooth"])]
+        for row in figures["from_noise"]
+    ]
+    parts = [table(["from noise, T", *heads, "smooth"], noise)] if noise else []
+    states = [[row["k"], row["clips"], *cells(row), interval(row["shown"])] for row in figures["from_states"]]
+    return "\n\n".join([*parts, *([table(["from a state, K", *heads, "change shown"], states)] if states else [])])
