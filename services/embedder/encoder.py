@@ -16,10 +16,10 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 from safetensors import SafetensorError
 
-from services.embedder.vocabulary import read_known_words, unknown_share, unknown_words
 from shared.domain.errors import InvalidRequestError, ModelError
 from shared.models.card_lookup import BUNDLED
 from shared.models.k_table import EncoderId
+from shared.models.vocabulary import read_known_words, unknown_share, unknown_words
 
 HASHED_SUFFIXES = (".safetensors", ".json", ".txt")
 NOT_HASHED = ("card.json", "known_words.json")

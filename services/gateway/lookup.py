@@ -19,6 +19,7 @@ from shared.domain.plan_rules import noise_plan
 from shared.domain.truncation import UNSEARCHED
 from shared.domain.types import Plan, Request, Timings, visible_owners
 from shared.models.card import ModelCard
+from shared.models.vocabulary import unknown_share
 from shared.runtime import rpc
 from shared.runtime.rpc_types import plan_from_proto, request_to_proto
 from shared.runtime.telemetry import METRICS, log
@@ -117,8 +118,11 @@ class Lookup:
         planned.vector, planned.encoder_hash = check_vector(embedding.vector), reply.encoder_hash
         planned.encoder_weights = reply.encoder_weights
         planned.unknown_share = embedding.unknown_share
-        if embedding.unknown_words:
-            words = ", ".join(embedding.unknown_words)
+        unknown = [word for word in embedding.unknown_words if word not in planned.card.words]
+        if len(unknown) < len(embedding.unknown_words):
+            planned.unknown_share = unknown_share(planned.request.prompt, unknown)
+        if unknown:
+            words = ", ".join(unknown)
             planned.warnings.append(f"these words are not in the models' training vocabulary: {words}")
         if embedding.truncated:
             planned.warnings.append(UNSEARCHED)

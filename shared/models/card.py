@@ -132,6 +132,8 @@ class ModelCard:
     """Similarity → K table beside the card, as `afterimage profile` writes it; empty: the paper's."""
     preview_factors: tuple[tuple[float, float, float], ...] = ()
     """Linear map from latent to RGB, one row per channel and a last one for the offset; empty: fitted from the VAE."""
+    words: tuple[str, ...] = ()
+    """Words that the model was trained on beyond the encoder's, such as those of motions: they count as known."""
     about: str = ""
     """One sentence for readers."""
 

@@ -14,6 +14,7 @@ from services.trainer.text_to_video.training import NAME
 from shared.domain.types import Size
 from shared.models.card import FrameRule, ModelCard, SizeRule
 from shared.models.card_lookup import VIDEO, write_card
+from shared.models.scenes import known_words, motion_words
 
 CARD = ModelCard(
     name=NAME,
@@ -25,6 +26,7 @@ CARD = ModelCard(
     sizes=SizeRule(sizes=(Size(SIDE, SIDE),)),
     frames=FrameRule(default=FRAMES, most=4 * FRAMES, window=FRAMES, stride=4),
     vae_scale=4,
+    words=tuple(word for word in motion_words() if word not in known_words()),
     about=f"Generates clips of toy scenes that move, {FRAMES} frames of {SIDE}×{SIDE} pixels",
 )
 """Card of the exported motion model."""

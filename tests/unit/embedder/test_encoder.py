@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from services.embedder.encoder import Encoder, decoded, encoder_folder, encoder_hash, encoder_id, single_threaded
-from services.embedder.vocabulary import KNOWN_WORDS
 from shared.domain.errors import InvalidRequestError, ModelError
 from shared.domain.types import vector_from
+from shared.models.vocabulary import KNOWN_WORDS
 
 
 def picture(seed: int, kind: str = "PNG") -> bytes:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from services.embedder.vocabulary import KNOWN_WORDS, read_known_words, unknown_share, unknown_words
+from shared.models.vocabulary import KNOWN_WORDS, read_known_words, unknown_share, unknown_words
 
 
 def test_unknown_words_once_in_their_order() -> None:
