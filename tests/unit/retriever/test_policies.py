@@ -45,8 +45,9 @@ def test_a_table_of_few_steps_counts_at_every_t_where_none_of_the_default_t_was_
     settings: Settings, unprompted: float, steps: tuple[int, ...], ks: list[int]
 ) -> None:
     card = replace(find_card("bundled:large"), unprompted=unprompted)
-    named = {"model": card.name, "weights_hash": card.weights_hash, "encoder_hash": "e1", "alpha": 0.95}
-    tables = [KTable((Level(of // 5 if of == 10 else 5, 0.5),), of, **named) for of in steps]
+    tables = [
+        KTable((Level(of // 5 if of == 10 else 5, 0.5),), of, card.name, card.weights_hash, "e1", 0.95) for of in steps
+    ]
     known, encoder = Known(card, "large", tuple(tables), (), ()), EncoderId("e1")
     latents, notes = known.latent_tables(encoder, settings)
     question = Question(request(), "large", card.compat(request().size, 50), "e1")
