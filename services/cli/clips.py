@@ -14,6 +14,7 @@ from shared.client import Picture
 from shared.client.clip_file import Playback, check_clip_writable
 from shared.client.image_file import check_writable
 from shared.client.views import Clip
+from shared.domain.clip_length import check_length
 from shared.domain.errors import AfterimageError, InvalidRequestError
 
 Fps = Annotated[
@@ -45,15 +46,11 @@ class ClipOptions:
             for name in ("frames", "seconds", "fps", "poster", "strip"):
                 if (value := getattr(self, name)) is not None:
                     raise InvalidRequestError(name, self.image_rule, value)
-            if self.scale != 1:
-                raise InvalidRequestError("scale", self.image_rule, self.scale)
+            for name, default in (("scale", 1), ("resample", "lanczos")):
+                if (value := getattr(self, name)) != default:
+                    raise InvalidRequestError(name, self.image_rule, value)
             return
-        if self.frames is not None and self.seconds is not None:
-            raise InvalidRequestError("seconds", "must be left out where frames is given", self.seconds)
-        if self.frames is not None and self.frames < 1:
-            raise InvalidRequestError("frames", "must be a whole number of at least 1", self.frames)
-        if self.seconds is not None and not 0 < self.seconds <= 3600:  # false for nan; the model's limit is far below
-            raise InvalidRequestError("seconds", "must be a number above 0, and at most 3600", self.seconds)
+        check_length(self.frames, self.seconds)
         Playback(1.0 if self.fps is None else self.fps, self.scale, self.resample)
 
     @property

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from protos import common_pb2 as pb
+from shared.domain.clip_length import check_length
 from shared.domain.errors import InvalidRequestError
 from shared.domain.ids import is_id
 from shared.domain.plan_rules import steps_at
@@ -214,12 +215,10 @@ def _one_frame(message: pb.Request) -> int:
 
 def _frames(message: pb.Request, card: ModelCard) -> int:
     """Return the length of a clip: as given, from its seconds, or the model's default."""
-    frames = message.frames if message.HasField("frames") else card.frames.default
-    if message.HasField("seconds"):
-        if message.HasField("frames"):
-            raise InvalidRequestError("seconds", "name frames or seconds, not both", message.seconds)
-        if not (math.isfinite(message.seconds) and message.seconds > 0):
-            raise InvalidRequestError("seconds", "must be a number above 0", message.seconds)
+    frames, seconds = (getattr(message, field) if message.HasField(field) else None for field in ("frames", "seconds"))
+    check_length(frames, seconds)
+    frames = card.frames.default if frames is None else frames
+    if seconds is not None:
         if message.seconds * card.frames.fps > card.frames.most + 0.5:
             longest = card.frames.most / card.frames.fps
             said = f"model {card.name!r} generates at most {longest:g} s ({card.frames.most} frames)"

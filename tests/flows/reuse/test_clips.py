@@ -105,6 +105,8 @@ async def test_a_result_larger_than_half_a_message_is_read_in_parts(
     [
         ({"frames": 9}, "frames: model 'clips' generates from 1 to 8"),
         ({"seconds": 9.0}, r"seconds: model 'clips' generates at most 2 s \(8 frames\)"),
+        ({"frames": 0}, "frames: must be a whole number of at least 1"),
+        ({"seconds": float("nan")}, "seconds: must be a number above 0"),
         ({"seconds": 1.0, "frames": 4}, "seconds: name frames or seconds, not both"),
         ({"frames": 8, "width": 64, "height": 64}, "frames × pixels × steps must be at most 300000"),
         ({"quality": "large"}, "quality: must be auto or clips"),
