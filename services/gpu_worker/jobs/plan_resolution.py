@@ -180,7 +180,8 @@ class _Preparation:
 
     async def _start(self, plan: Plan, family: Family) -> Start:
         """Read and decode the plan's start. Raises what the blob store raises; UnavailableError when the read exceeds
-        `timeout_s`, BlobCorruptError for a start that does not fit the request."""
+        `timeout_s`, BlobCorruptError for a latent that does not fit the request. A clip of another length raises
+        ModelError: its blob is sound, and must not count as lost."""
         try:
             blob = await self._read(plan.state_key, plan.state_sha256)
             size, frames = self._job.request.size, self._job.request.frames
