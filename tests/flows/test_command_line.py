@@ -25,6 +25,7 @@ from services.cli.following import draw
 from services.gateway.service import GatewayService
 from shared.domain.errors import ConfigurationError
 from shared.domain.types import JobState
+from shared.runtime.animated_png import decode
 from shared.runtime.telemetry import configure_logging
 from shared.service import running
 from tests import tiny
@@ -167,6 +168,39 @@ async def test_a_clip_leaves_previews_and_is_written_again_with_the_same_options
             for command, said in refused.items():
                 result = await asyncio.to_thread(CliRunner().invoke, app, [str(word) for word in command])
                 assert str(result.exception) == said
+
+
+async def test_clips_come_as_files_and_one_bad_file_costs_no_other(make: Make, tmp_path: Path) -> None:
+    files = ("--poster", "fox.png", "--strip", "strip.webp", "--scale", 2)
+    async with house(make(large="noop:", video="noop:?name=clips&frames=4")) as it:
+        where = ("--target", it.process.address)
+        (tmp_path / "fox-1.apng").symlink_to("/proc/none/fox.apng")  # only the write finds out
+        ask = ["generate", "--video", "a fox", "-n", 2, "--steps", 2, "-o", "fox.apng", *files, *where]
+        ended = await asyncio.to_thread(CliRunner().invoke, app, [str(word) for word in ask])
+        assert "fox-2.apng  (64x64, 4 frames, seed" in ended.output
+        said = str(ended.exception)
+        assert said.startswith("out: cannot write fox-1.apng (No such file or directory); fetch the clip again: ")
+        again = shlex.split(said.partition("afterimage ")[2].replace("FILE", "again.apng"))
+        assert "again.apng" in (await asyncio.to_thread(run, *again)).output
+    for name, frames, size in (("fox-2.apng", 4, (128, 128)), ("again.apng", 4, (64, 64))):
+        assert decode((tmp_path / name).read_bytes()).shape == (frames, *size, 3)
+    for number in (1, 2):
+        with Image.open(f"fox-{number}.png") as poster, Image.open(f"strip-{number}.webp") as strip:
+            assert (poster.size, strip.size) == ((128, 128), (512, 128))
+
+
+def test_demo_video_leaves_players_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AFTERIMAGE_LARGE", "noop:")
+    result = run("demo-video", "--video", "noop:?name=clips&frames=4", "--steps", 2, "--out", "demo")
+    out = tmp_path / "demo"
+    read = json.loads((out / "summary.json").read_text())
+    assert (read["clips"], read["steps_total"]) == (6, 12)
+    for number in range(1, 7):
+        assert b"ftyp" in (out / f"{number:02}.mp4").read_bytes()[:12]
+        with Image.open(out / f"{number:02}.jpg") as poster:
+            assert poster.size == (256, 256)
+    assert (out / "report.html").exists()
+    assert "demo" in result.output
 
 
 async def test_every_command_finds_what_listens_and_says_which_one(
