@@ -77,10 +77,13 @@ class Roster:
         return gone
 
     def judge(self, at: float, pressed: Callable[[WorkerReported], bool]) -> None:
-        """Compare claims with evidence. pressed: returns whether a worker cannot lack work."""
+        """Compare claims with evidence. pressed: returns whether a worker cannot lack work.
+
+        A worker with clips is not judged: a clip takes many times an image's steps, and is evidence only at its end.
+        """
         for name, heard in self._heard.items():
             model, claimed = heard.report.model, heard.claims.get(heard.report.model, 0.0)
-            evidence = heard.evidence.after(model, at, pressed=pressed(heard.report))
+            evidence = heard.evidence.after(model, at, pressed=pressed(heard.report) and not heard.report.clips)
             generation = self._generation(model)
             found = credit(claimed, heard.report.max_rows, evidence, at, heard.credit, generation)
             self._heard[name] = replace(heard, evidence=evidence, credit=found)

@@ -153,6 +153,8 @@ class WorkerReported(Stored):
     """Served models that the worker failed to load."""
     leaving: bool = False
     """The worker is stopping; this is its last report."""
+    clips: int = 0
+    """Clips among the requests that the worker runs now."""
 
 
 MISSED_REPORTS = 3

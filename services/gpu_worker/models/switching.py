@@ -240,6 +240,7 @@ class Assignment:
             step_s=step_s,
             cannot=tuple(sorted(self._cannot | self._unkept)),
             leaving=leaving,
+            clips=len(self._clips.in_hand),
         )
         try:
             await self._bus.publish(report)

@@ -87,6 +87,18 @@ def test_a_liar_is_found_out_while_it_has_work() -> None:
     assert worker.rates["large"] == pytest.approx(0.32, rel=0.1)
 
 
+def test_a_worker_that_is_busy_with_a_clip_keeps_its_credit() -> None:
+    """A step of the clip takes nine times an image's step, so the worker finishes a tenth of the images."""
+    roster = Roster(1e9)
+    roster.reported(report(step_s=(*FAST, ("motion", 1, 0.9)), clips=1), 0.0)
+    looked(roster, 60, 0.1)
+    assert roster.workers()[0].credit == 1.0
+    roster.reported(report(step_s=(*FAST, ("motion", 1, 0.9))), 60.0)
+    for second in range(60, 121):  # alone with images, it is judged again
+        roster.judge(float(second), lambda _: True)
+    assert roster.workers()[0].credit < 0.1
+
+
 def test_what_it_draws_with_a_model_that_nobody_runs_counts_by_the_time_it_takes() -> None:
     """1.6 generations a second with the large model and 6.4 with the small: three quarters of a minute with the small
     one are 45 · 320 of its steps, and as good as 45 · 80 of the large one's."""
