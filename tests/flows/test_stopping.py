@@ -21,7 +21,7 @@ from shared.domain.errors import (
     StorageFullError,
     UnavailableError,
 )
-from shared.domain.types import Job, JobState, PlanSource
+from shared.domain.types import Job, JobState, Modality, PlanSource
 from tests.flows.conftest import Make
 from tests.flows.house import SLOW, House, house
 
@@ -112,14 +112,14 @@ async def test_a_cancelled_queued_job_never_starts(make: Make) -> None:
 
 
 async def test_a_late_job_is_dropped_only_if_its_client_asked_for_that(make: Make) -> None:
-    kinds = ("image", "video")
+    kinds = tuple(Modality)
     async with house(make(large=SLOW, video=f"{SLOW}&name=clips")) as it:
 
-        async def late(kind: str) -> None:
+        async def late(kind: Modality) -> None:
             with pytest.raises(DeadlineError, match=r"deadline_s: 0\.3"):
                 await it.client.generate(f"late {kind}", modality=kind, steps=500, deadline_s=0.3, drop_if_late=True)
 
-        async def patiently(kind: str) -> Picture:
+        async def patiently(kind: Modality) -> Picture:
             fields: dict[str, Any] = {"steps": 30, "cache": "off", "deadline_s": 0.1}
             return await it.client.generate(f"late but wanted {kind}", modality=kind, **fields)
 

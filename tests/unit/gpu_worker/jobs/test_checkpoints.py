@@ -139,8 +139,7 @@ async def test_a_clips_checkpoint_is_encoded_and_decoded_beside_the_event_loop(
 
     monkeypatch.setattr(outputs_module, "encode_checkpoint", noted(encode_checkpoint))
     monkeypatch.setattr(plan_resolution, "decode_checkpoint", noted(decode_checkpoint))
-    clip = {"size": Size(256, 256), "frames": 4}
-    job = await bench.accept(**clip)
+    job = await bench.accept(size=Size(256, 256), frames=4)
     claimed = await bench.jobs.claim(job.id, "a", 5.0)
     assert claimed is not None
     outputs = Outputs(bench.backends, claimed, StateCodecs("fp32", NoProfiles()))
