@@ -30,19 +30,24 @@ def from_noise(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def from_states(records: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return one row of figures per K of a profile's records; the reference is the same prompts from noise."""
-    found = []
+    """Return one row of figures per K of a profile's records, below the reference: the same prompts from noise.
+
+    K = 0 stands for runs from noise at another T than the reference's.
+    """
+    found: list[dict[str, Any]] = []
     for k in sorted({row["k"] for row in records}):
-        own = [row for row in records if row["k"] == k]
-        both = [
-            [
-                {"right": row["right" + of], "clip": max(row["score" + of], 0.0), "asked": row["asked_for"]}
-                for row in own
-            ]
-            for of in ("", "_from_noise")
-        ]
-        found.append({"k": k, **figures_of(*both), "shown": _shown(both[0]), "shown_from_noise": _shown(both[1])})
+        own, reference = (_sides([row for row in records if row["k"] == k], of) for of in ("", "_from_noise"))
+        if not found:
+            found.append({"way": "reference", **figures_of(reference, reference), "shown": _shown(reference)})
+        way = f"K = {k}" if k else "noise, T of the profile"
+        found.append({"way": way, "k": k, **figures_of(own, reference), "shown": _shown(own)})
     return found
+
+
+def _sides(records: Sequence[Row], of: str) -> list[Row]:
+    return [
+        {"right": row["right" + of], "clip": max(row["score" + of], 0.0), "asked": row["asked_for"]} for row in records
+    ]
 
 
 def figures_of(own: Sequence[Row], reference: Sequence[Row]) -> dict[str, Any]:
@@ -93,5 +98,5 @@ def report(figures: Mapping[str, Any]) -> str:
         for row in figures["from_noise"]
     ]
     parts = [table(["from noise, T", *heads, "smooth"], noise)] if noise else []
-    states = [[row["k"], row["clips"], *cells(row), interval(row["shown"])] for row in figures["from_states"]]
-    return "\n\n".join([*parts, *([table(["from a state, K", *heads, "change shown"], states)] if states else [])])
+    states = [[row["way"], row["clips"], *cells(row), interval(row["shown"])] for row in figures["from_states"]]
+    return "\n\n".join([*parts, *([table(["from a state", *heads, "change shown"], states)] if states else [])])

@@ -52,12 +52,14 @@ def test_starts_at_k_are_held_against_noise_and_a_paraphrase_changes_nothing() -
         }  # fmt: skip
 
     found = from_states([record(n, k, ["motion"] if n % 2 else []) for n in range(20) for k in (1, 5)])
-    assert [(row["k"], row["clips"], row["shown"][0], row["shown_from_noise"][0]) for row in found] == [
-        (1, 20, 1.0, 1.0),
-        (5, 20, 0.0, 1.0),
+    assert [(row["way"], row["clips"], row["shown"][0]) for row in found] == [
+        ("reference", 20, 1.0),
+        ("K = 1", 20, 1.0),
+        ("K = 5", 20, 0.0),
     ]
-    assert found[0]["clip_ratio"][0] == pytest.approx(0.75)
-    assert found[1]["more_right"]["all"][0] == -1.0
+    assert found[1]["clip_ratio"][0] == pytest.approx(0.75)
+    assert found[2]["more_right"]["all"][0] == -1.0
+    assert "| K = 5 | 20 | 0.750 (" in report({"from_noise": [], "from_states": found})
 
 
 def test_rows_resume_and_other_settings_do_not(tmp_path: Path) -> None:
