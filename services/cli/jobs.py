@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.text import Text
@@ -82,8 +82,8 @@ def show_job(
 
     Examples: afterimage jobs show 01jd… · afterimage jobs show 01jd… --out fox.png · … --out fox.gif --fps 4
     """
-    given = {"fps": fps, "scale": scale if scale != 1 else None, "poster": poster, "strip": strip}
-    given |= {"resample": resample if resample != "lanczos" else None}
+    given: dict[str, Any] = {"fps": fps, "scale": scale if scale != 1 else None, "poster": poster, "strip": strip}
+    given["resample"] = resample if resample != "lanczos" else None
     if out is None and (name := next((name for name, value in given.items() if value is not None), None)):
         raise InvalidRequestError(name, "needs --out, the file of the clip", given[name])
     if out is not None and not out.is_dir():

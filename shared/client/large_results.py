@@ -37,7 +37,9 @@ async def whole(picture: P, read: ReadPart) -> P:
 
 async def whole_or_failed(image: Picture | Failed, read: ReadPart) -> Picture | Failed:
     """Return one of several images with all its bytes; one whose result cannot be read counts as failed."""
+    if isinstance(image, Failed):
+        return image
     try:
-        return image if isinstance(image, Failed) else await whole(image, read)
+        return await whole(image, read)
     except AfterimageError as error:
         return Failed(image.index, image.job.id, error)

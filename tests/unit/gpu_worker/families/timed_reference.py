@@ -29,7 +29,7 @@ def pipeline_of(family: Any, kind: str = "", sampler: str = "") -> Any:
     return made
 
 
-def timed_clip_of(family: Any, task: Task, output: str = "latent", **more: Any) -> Tensor | np.ndarray:
+def timed_clip_of(family: Any, task: Task, output: str = "latent", **more: Any) -> Any:
     """(C, F, h, w) that the pipeline ends with; with `np` (F, height, width, 3) from 0 to 1."""
     asked = {"num_frames": task.frames, "num_inference_steps": task.steps, "output_type": output, **more}
     noise = first_noise(task.seed, family.latent_shape(task.size, task.frames))[None]

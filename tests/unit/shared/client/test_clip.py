@@ -174,6 +174,7 @@ async def test_a_clip_whose_model_is_not_served_any_more_has_the_speed_of_its_fi
             clip = await client.get_picture("j1")
         assert isinstance(clip, Clip)
         assert clip.fps == 24.0
+    assert isinstance(clip, Clip)
     clip.save(tmp_path / "fox.png")
     clip.save_poster(tmp_path / "poster.png")
     clip.save_strip(tmp_path / "strip.png")
