@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import diffusers
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
