@@ -305,3 +305,28 @@ def test_cards_are_read_without_torch() -> None:
 
     code = "import sys; import shared.models; assert 'torch' not in sys.modules and 'diffusers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("rule", "frames", "finished", "held"),
+    [
+        ({}, 16, 16, 4),
+        ({}, 16, 3, 3),
+        ({}, 16, 1, 1),
+        ({}, 2, 16, 1),
+        ({"overlap": 8}, 16, 28, 8),
+        ({"overlap": 8}, 5, 28, 4),
+        ({"multiple_of": 4, "default": 81, "most": 81}, 81, 81, 17),
+        ({"multiple_of": 4, "default": 81, "most": 81}, 5, 81, 1),
+    ],
+)
+def test_a_continued_clip_holds_a_quarter_of_its_run_or_the_cards_overlap(
+    rule: dict[str, int], frames: int, finished: int, held: int
+) -> None:
+    card = ModelCard("clips", frames=FrameRule(**{"default": 16, "most": 64, **rule}))
+    assert card.frames.held(frames, finished) == held
+
+
+def test_a_negative_overlap_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"frames: overlap must be 0 or more \(got -1\)"):
+        ModelCard("clips", frames=FrameRule(overlap=-1))
