@@ -31,10 +31,10 @@ import torch
 
 from bench.learned_bound import read_profile
 from bench.measuring.clip_figures import RENDERED, Row, from_noise, from_states, report
-from bench.measuring.judging import JUDGE, open_encoder
+from bench.measuring.judging import open_encoder
 from bench.measuring.quiet import quiet
 from bench.measuring.recording import command_line, machine, record, settings_of
-from services.cli.profiles.judging import SPRITES, Judge, judge_of, vectors_of
+from services.cli.profiles.judging import SPRITES, Judge, judge_of, shipped_judge, vectors_of
 from services.embedder.encoder import Encoder
 from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import Finished, Left
@@ -43,10 +43,10 @@ from services.gpu_worker.families import Family, load_family
 from services.trainer.judging.classifier import FILE
 from services.trainer.judging.motion import SEED, moving_scenes
 from services.trainer.rendering.clips import render_clip
-from services.trainer.rendering.renderer import Renderer
+from services.trainer.rendering.renderer import LAYOUTS, Renderer
 from shared.domain.types import vector_from
 from shared.models import find_card
-from shared.models.scenes import MovingScene, clip_caption
+from shared.models.scenes import CLIP_WORDINGS, MovingScene, clip_caption
 from shared.runtime.progress import Remaining
 
 STEPS = (50, 25, 20, 10, 5, 4)
@@ -62,7 +62,7 @@ def generated(
     engine, found = Engine({card.name: family}, max_rows=batch * frames), {}
     names = {f"{number}/{steps}": (number, steps) for number, steps in asked}
     for name, (number, steps) in names.items():
-        text = clip_caption(asked[number, steps])
+        text = said(asked[number, steps], number)
         engine.submit(Task(name, card.name, text, card.default_size, steps, card.default_guidance, number, frames))
     while not engine.idle:
         for event in engine.step():
@@ -74,9 +74,13 @@ def generated(
     return found
 
 
+def said(scene: MovingScene, number: int) -> str:
+    return clip_caption(scene, number % CLIP_WORDINGS)
+
+
 def row_of(number: int, steps: int, clip: Pixels, scene: MovingScene, encoder: Encoder, judge: Judge | None) -> Row:
     """Return the record of one clip."""
-    text = vector_from(encoder.texts([clip_caption(scene)])[0].vector)
+    text = vector_from(encoder.texts([said(scene, number)])[0].vector)
     frames = np.stack(vectors_of(encoder, list(clip)))
     return {
         "number": number,
@@ -103,11 +107,11 @@ def resumed(path: Path, about: Mapping[str, Any]) -> list[Row]:
 def measured(asked: argparse.Namespace, family: Family, encoder: Encoder) -> list[Row]:
     """Return the rows of all prompts and T, and of rendered clips; generate those that earlier runs did not."""
     card, size, frames = family.card, family.card.default_size, family.card.frames.default
-    judge, why_not = judge_of(frames, JUDGE, asked.sprites)
+    judge, why_not = judge_of(frames, None, asked.sprites)
     if why_not:
         print(f"{why_not}: no attribute is judged, and no clip is rendered")
     about = {"weights_hash": card.weights_hash, "encoder_hash": encoder.hash, "seed": asked.seed, "frames": frames}
-    about |= {"judge": hashlib.sha256((JUDGE / FILE).read_bytes()).hexdigest()[:16] if judge else ""}
+    about |= {"judge": hashlib.sha256((shipped_judge(frames) / FILE).read_bytes()).hexdigest()[:16] if judge else ""}
     path = asked.rows or Path(f"out/bench/clips_quality-{card.weights_hash[:8]}.jsonl")
     rows = resumed(path, about)
     scenes, done = moving_scenes(MOST, asked.seed), {(row["number"], row["steps"]) for row in rows}
@@ -118,7 +122,8 @@ def measured(asked: argparse.Namespace, family: Family, encoder: Encoder) -> lis
         clips = generated(family, {one: scenes[one[0]] for one in chunk}, asked.batch)
         if painter is not None:
             for n in {n for n, _ in chunk if (n, RENDERED) not in done}:
-                clips[n, RENDERED] = render_clip(painter, scenes[n], size.width, size.height, frames=frames).pixels
+                shown = render_clip(painter, scenes[n], size.width, size.height, n % LAYOUTS, frames)
+                clips[n, RENDERED] = shown.pixels
                 done.add((n, RENDERED))
         found = [row_of(n, of, clip, scenes[n], encoder, judge) for (n, of), clip in clips.items()]
         with path.open("a", encoding="utf-8") as file:

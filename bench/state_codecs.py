@@ -40,7 +40,7 @@ from services.embedder.encoder import Encoder, encoder_folder
 from services.gpu_worker.engine.rows import first_noise
 from services.gpu_worker.families import load_family
 from services.gpu_worker.jobs.codecs import encode_state
-from shared.models.card_lookup import BUNDLED, find_card
+from shared.models.card_lookup import find_card
 from shared.runtime.progress import Remaining
 
 CODECS = ("fp16", "int8", "fp8", "int6", "int4", "residual-2bit", "residual-1bit", "residual", "residual-4x4")
@@ -120,7 +120,7 @@ def main(given: Sequence[str] | None = None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     profiler = CodecProfiler(
         load_family(card, device="cpu"), Encoder(encoder_folder("bundled:clip")),
-        judge_of(1, BUNDLED / "judge")[0], asked.steps,
+        judge_of(1)[0], asked.steps,
     )  # fmt: skip
     pairs = list(scene_pairs(asked.pairs, asked.seed))
     wanted = [(0, NOISE), *((k, codec) for k in asked.ks for codec in asked.codecs)]

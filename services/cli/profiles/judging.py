@@ -13,6 +13,7 @@ from services.cli.profiles.pairs import right
 from services.embedder.encoder import Encoder
 from services.gpu_worker.jobs.codecs import encode_png
 from shared.domain.types import Vector, vector_from
+from shared.models.card_lookup import BUNDLED
 from shared.models.quality import Pixels, frames_of
 
 if TYPE_CHECKING:
@@ -25,21 +26,27 @@ SPRITES = Path("out/train/sprites")
 """Folder of the objects' source images, as the trainer fetches them."""
 
 
-def judge_of(frames: int, folder: Path, sprites: Path | None = None) -> tuple[Judge | None, str]:
+def judge_of(frames: int, folder: Path | None = None, sprites: Path | None = None) -> tuple[Judge | None, str]:
     """Return the judge of images (1 frame) or clips; else None and the reason.
 
+    folder: the judge's; None: the one that ships.
     sprites: source images of the objects, because the judge of clips renders what it compares."""
     from services.trainer.judging.classifier import load_reader
     from services.trainer.rendering.renderer import Renderer
     from services.trainer.rendering.sprites import sprites_cached
 
-    if not folder.is_dir():
+    if not (folder := folder or shipped_judge(frames)).is_dir():
         return None, f"no judge in {folder}"
     if frames == 1:
         return partial(_images, load_reader(folder)), ""
     if not sprites_cached(sprites := sprites or SPRITES):
         return None, f"no sprites in {sprites} (--sprites), which the judge of clips renders"
     return partial(_clips, load_reader(folder), Renderer(sprites)), ""
+
+
+def shipped_judge(frames: int) -> Path:
+    """Return the folder of the judge of images (1 frame) or clips that ships."""
+    return BUNDLED / ("judge" if frames == 1 else "clip-judge")
 
 
 def _images(reader: Reader, images: Sequence[Pixels], scene: Any) -> list[dict[str, bool]]:

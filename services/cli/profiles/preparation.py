@@ -41,7 +41,7 @@ def prepared(
     from services.cli.profiles.measure import Profiler
     from services.embedder.encoder import Encoder, encoder_folder
     from services.gpu_worker.families import load_family
-    from shared.models.card_lookup import BUNDLED, served_card
+    from shared.models.card_lookup import served_card
 
     settings = placed(settings)
     card, device = served_card(settings), settings.device
@@ -49,7 +49,7 @@ def prepared(
     eye = Encoder(encoder_folder(settings.encoder))
     pictures, measure = _others(settings, family, images_from, against, fresh_noise, device)
     frames = card.frames.default
-    known, why_not = judge_of(frames, judge[0] or BUNDLED / "judge", judge[1])
+    known, why_not = judge_of(frames, *judge)
     if why_not:
         console.print(Text(f"{why_not}: quality is the CLIP ratio alone", style="yellow"))
     of_50 = starts or (IMAGE_STEPS if pictures else settings.capture_steps)

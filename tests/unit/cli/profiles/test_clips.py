@@ -22,7 +22,6 @@ from services.trainer.rendering.renderer import Renderer
 from services.trainer.rendering.sprites import sprites_cached
 from shared.domain.errors import InvalidRequestError
 from shared.domain.types import vector_from
-from shared.models.card_lookup import BUNDLED
 from shared.models.k_table import table_from_json
 from shared.models.quality import frames_of, likeness, look
 from shared.models.scenes import CLIP_EDITS, edit_clip, random_moving_scene
@@ -123,7 +122,7 @@ def test_a_clip_is_measured_by_at_most_four_of_its_frames(models: Path) -> None:
 def test_the_judge_of_clips_reads_what_pairs_change() -> None:
     if not sprites_cached(SPRITES):
         pytest.skip(f"no sprites in {SPRITES}")
-    judge, why_not = judge_of(16, BUNDLED / "judge", SPRITES)
+    judge, why_not = judge_of(16, None, SPRITES)
     assert judge is not None, why_not
     pair = next(pair for pair in scene_pairs(20, 3, CLIPS) if pair.kind == "motion")
     clip = render_clip(Renderer(SPRITES), pair.after).pixels
