@@ -187,8 +187,6 @@ def _learned(runs: Sequence[Run], out: Path, console: Console) -> LearnedTable |
     from services.cli.profiles.learning import data_of, similarities_by, similarities_like, too_few
 
     first = runs[0]
-    if first.profiler.frames > 1:
-        return None  # it recognises the changes of images from their prompts
     data = data_of([{run.profiler.steps: run.records for run in runs}], borrow=not first.about.get("unprompted"))
     if few := too_few(data):
         console.print(Text(f"no learned bound: {few}", style="yellow"))

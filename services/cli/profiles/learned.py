@@ -31,6 +31,7 @@ from services.cli.profiles.learning import (
     with_all_levels,
 )
 from services.cli.profiles.measure import profile_row
+from services.cli.profiles.pairs import FURTHER, grammar_of
 from services.retriever.bounds import Near
 from services.retriever.learned import COPYING, Ints, allowances
 from services.retriever.profile import UNRELATED, build_table
@@ -38,7 +39,6 @@ from services.retriever.selection import allowed_step
 from shared.models.confidence import mean_bounds
 from shared.models.learned_table import MEASURES, Floats, LearnedTable, Levels
 from shared.models.quality import Measured, compare
-from shared.models.scenes import EDITS
 
 ALPHA = 0.95
 NEARLY_ALL = 0.9
@@ -54,7 +54,8 @@ def learned_table(
     """
     allowed = allowances(alpha)
     known = set(data.kinds)
-    texts = [(one, kind) for one, kind in zip(*text_pairs(TEXT_PAIRS, similarities), strict=True) if kind in known]
+    pairs = text_pairs(TEXT_PAIRS, similarities, grammar_of(about.get("frames", 1)))
+    texts = [(one, kind) for one, kind in zip(*pairs, strict=True) if kind in known]
     found = recogniser([one for one, _ in texts], [kind for _, kind in texts])
     alone = recogniser([bare(one) for one, _ in texts], [kind for _, kind in texts])
     kept = labels(data, found.kinds, allowed)
@@ -122,7 +123,7 @@ def k_tables(data: Data, alpha: float) -> dict[int, Ints]:
             found = [
                 profile_row(data.records[n][steps][k])
                 for n in rest
-                if steps in data.records[n] and data.kinds[n] in EDITS
+                if steps in data.records[n] and data.kinds[n] not in FURTHER
                 for k in ks
             ]
             if found:

@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from services.cli.profiles.pairs import ScenePair, changed, further_pairs, scene_pairs
+from services.cli.profiles.pairs import IMAGES, Grammar, ScenePair, changed, further_pairs, scene_pairs
 from services.retriever.bounds import LATENT, Near
 from services.retriever.learned import COPYING, Bools, features
 from services.retriever.profile import UNRELATED
@@ -236,9 +236,9 @@ class Recogniser:
         return weights, logistic.intercept_ - scaler.mean_ @ weights
 
 
-def text_pairs(count: int, similarities: Similarities) -> tuple[list[Near], list[str]]:
+def text_pairs(count: int, similarities: Similarities, grammar: Grammar = IMAGES) -> tuple[list[Near], list[str]]:
     """Return pairs of prompts and their kinds, three further ones for each ten."""
-    pairs = [*scene_pairs(count, TEXT_SEED), *further_pairs(count * 3 // 10, TEXT_SEED)]
+    pairs = [*scene_pairs(count, TEXT_SEED, grammar), *further_pairs(count * 3 // 10, TEXT_SEED, grammar)]
     values = similarities(pairs)
     near = [
         Near(LATENT, value, "", pair.before_text, pair.after_text) for value, pair in zip(values, pairs, strict=True)

@@ -29,7 +29,6 @@ FURTHER = ("same", "reworded", "several")
 half of them in another wording."""
 FIRST_FURTHER = 1_000_000
 """Number of the first pair of a further kind: more pairs of either sort keep all numbers."""
-_ONE_CHANGE = tuple(kind for kind in EDITS if kind not in ("paraphrase", "unrelated"))
 _UNREAD = ("size", "position")
 """Attributes that no judge reads off a clip: most motions decide them."""
 
@@ -43,6 +42,11 @@ class Grammar:
     sample: Callable[[random.Random], Any]
     edit: Callable[[Any, str, random.Random], Any]
     caption: Callable[[Any, int], str]
+
+    @property
+    def single_changes(self) -> tuple[str, ...]:
+        """Return the kinds that change one attribute."""
+        return tuple(kind for kind in self.edits if kind not in ("paraphrase", "unrelated"))
 
 
 IMAGES = Grammar(EDITS, WORDINGS, random_scene, edit, caption)
@@ -84,20 +88,22 @@ def scene_pairs(count: int, seed: int | str, grammar: Grammar = IMAGES) -> Itera
         yield ScenePair(number, kind, before, after, *texts, *seeds)
 
 
-def further_pairs(count: int, seed: int | str) -> Iterator[ScenePair]:
+def further_pairs(count: int, seed: int | str, grammar: Grammar = IMAGES) -> Iterator[ScenePair]:
     """Yield `count` pairs of the kinds FURTHER, equally often; the n-th pair depends only on n and the seed."""
     for n in range(count):
         number = FIRST_FURTHER + n
         rng = random.Random(f"{seed}/{number}")
         kind = FURTHER[n % len(FURTHER)]
-        before = after = random_scene(rng)
-        for change in rng.sample(_ONE_CHANGE, {"same": 0, "reworded": 1, "several": rng.randint(2, 4)}[kind]):
-            after = edit(after, change, rng)
-        wording = other = rng.randrange(WORDINGS)
+        before = after = grammar.sample(rng)
+        changes = {"same": 0, "reworded": 1, "several": rng.randint(2, 4)}[kind]
+        for change in rng.sample(grammar.single_changes, changes):
+            after = grammar.edit(after, change, rng)
+        wording = other = rng.randrange(grammar.wordings)
         if kind == "reworded" or (kind == "several" and rng.random() < 0.5):
-            other = (wording + rng.randrange(1, WORDINGS)) % WORDINGS
+            other = (wording + rng.randrange(1, grammar.wordings)) % grammar.wordings
+        texts = grammar.caption(before, wording), grammar.caption(after, other)
         seeds = rng.getrandbits(32), rng.getrandbits(32)
-        yield ScenePair(number, kind, before, after, caption(before, wording), caption(after, other), *seeds)
+        yield ScenePair(number, kind, before, after, *texts, *seeds)
 
 
 def asked_for(pair: ScenePair) -> Sequence[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from shared.domain.errors import ConfigurationError, InvalidRequestError
+from shared.domain.errors import ConfigurationError
 from shared.runtime.progress import shown
 
 if TYPE_CHECKING:  # torch is imported when a profile runs, not when --help is read
@@ -53,9 +53,9 @@ def measure_records(runs: Sequence[Run], pairs: int, further: int, console: Cons
     from services.cli.profiles.report import keep_images
 
     seed, grammar = runs[0].about["seed"], grammar_of(runs[0].profiler.frames)
-    if further and runs[0].profiler.frames > 1:
-        raise InvalidRequestError("further", "must be 0 for clips, which have no learned bound", further)
-    wanted = {pair.number: pair for pair in (*scene_pairs(pairs, seed, grammar), *further_pairs(further, seed))}
+    wanted = {
+        pair.number: pair for pair in (*scene_pairs(pairs, seed, grammar), *further_pairs(further, seed, grammar))
+    }
     done = []
     for run in runs:
         run.records = _resumed(run)

@@ -20,7 +20,6 @@ from services.gpu_worker.jobs.codecs import encode_png
 from services.trainer.rendering.clips import render_clip
 from services.trainer.rendering.renderer import Renderer
 from services.trainer.rendering.sprites import sprites_cached
-from shared.domain.errors import InvalidRequestError
 from shared.domain.types import vector_from
 from shared.models.k_table import table_from_json
 from shared.models.quality import frames_of, likeness, look
@@ -84,12 +83,6 @@ def test_a_codec_of_clips_is_chosen_by_the_same_pairs(models: Path, tmp_path: Pa
     levels = json.loads((tmp_path / "profile" / "state_codecs.json").read_text())["levels"]
     assert [(level["k"], level["codec"]) for level in levels] == [(2, "fp16"), (6, "fp16")]
     assert levels[0]["bytes"] > 4 * 4 * 16 * 16 * 2  # four frames of four channels
-
-
-def test_further_pairs_are_of_images_alone(models: Path, tmp_path: Path) -> None:
-    found = profile(models, tmp_path, "--further", "3")
-    assert isinstance(found.exception, InvalidRequestError)
-    assert "further: must be 0 for clips" in str(found.exception)
 
 
 def test_every_kind_of_change_changes_what_a_judge_reads() -> None:

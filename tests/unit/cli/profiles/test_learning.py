@@ -12,15 +12,24 @@ from services.cli.profiles import learned as fitting
 from services.cli.profiles.held_out import calibrated, labels, oracle, outcome
 from services.cli.profiles.learned import LEARNED, SIMILARITY, learned_table
 from services.cli.profiles.learning import Data, data_of, kind_means, recogniser, text_pairs, too_few, with_all_levels
-from services.cli.profiles.pairs import FURTHER, ScenePair, changed, further_pairs, scene_pairs
+from services.cli.profiles.pairs import CLIPS, FURTHER, ScenePair, changed, further_pairs, scene_pairs
 from services.cli.profiles.report import report_section
 from services.retriever.bounds import LATENT, Near
 from services.retriever.learned import COPYING, LearnedBound, allowances, features, probabilities
 from services.retriever.relation import jaccard, normalised
 from shared.models.learned_table import MEASURES, LearnedTable, learned_from_json, learned_to_json
+from shared.models.scenes import Scene, clip_caption, with_motion
 
 KS = (1, 2, 3, 4)
-LAST_SAFE = {"paraphrase": 4, "colour": 3, "style": 3, "light": 1, "position": 1, "unrelated": 0}
+LAST_SAFE = {
+    "paraphrase": 4,
+    "colour": 3,
+    "style": 3,
+    "light": 1,
+    "position": 1,
+    "unrelated": 0,
+    "background_motion": 1,
+}
 
 
 def similarity(pair: ScenePair) -> float:
@@ -154,3 +163,17 @@ def test_a_bound_is_fitted_stored_and_reported(data: Data, monkeypatch: pytest.M
     near = Near(LATENT, similarity(pair), "edit", pair.before_text, pair.after_text)
     assert bound.latest([near], 5) == [3]
     assert bound.noise(5)
+
+
+def test_a_bound_of_clips_recognises_another_motion_where_similarity_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "TEXT_PAIRS", 400)
+    pairs = [*scene_pairs(200, 1, CLIPS), *further_pairs(30, 1, CLIPS)]
+    assert {pair.kind for pair in pairs} == {*CLIPS.edits, *FURTHER}
+    about = {"model": "m", "weights_hash": "w", "encoder_hash": "e", "codec": "fp16", "frames": 16}
+    table = learned_table(data_of([{5: records(pairs)}]), about, 5, lambda some: [0.98] * len(some))
+    assert set(table.kinds) >= {"motion", "background_motion", "paraphrase"}
+    scenes = with_motion(Scene("fox"), "left"), with_motion(Scene("fox"), "left", "drift")
+    texts = [clip_caption(one, wording) for one, wording in ((scenes[0], 0), (scenes[1], 0), (scenes[0], 1))]
+    drift, reworded = (Near(LATENT, 0.98, "edit", texts[0], text) for text in texts[1:])
+    first, second = LearnedBound(table).latest([drift, reworded], 5)
+    assert first < second
