@@ -82,13 +82,14 @@ class Known:
     def _few_steps(self) -> set[int]:
         """Return the T of `auto_steps` whose tables apply to that T alone.
 
-        A table of the default T is scaled to every other T. Where none was measured with these weights, the table of
+        A table of the default T is scaled to every other T. Where none is in force for these weights, the table of
         the largest T takes its part, unless few steps begin without the prompt: equal noise levels alone do not make
-        equal states then.
+        equal states then. The no-op model has the paper's table.
         """
         few = {*self.card.auto_steps} - {self.card.default_steps}
-        own = {table.steps for table in self.latents if table.weights_hash == self.card.weights_hash}
-        return few if self.card.unprompted or own - few else few - {max(own, default=0)}
+        own = {one.steps for one in self.latents if one.assumed or one.weights_hash == self.card.weights_hash}
+        fixed = self.card.unprompted or self.card.is_noop or own - few
+        return few if fixed else few - {max(own, default=0)}
 
     def noise(self, varied: bool = False) -> frozenset[int]:
         """Return the T whose runs from noise were measured to keep the quality of the default T. varied: also the

@@ -64,7 +64,7 @@ async def test_a_clip_goes_on_after_its_last_frame_again_and_again(make: Make, c
         said = await asyncio.to_thread(CliRunner().invoke, app, [*words, home.process.address, "-o", str(out)])
         assert said.exit_code == 0, said.output
         assert f"Started from noise after 4 frames of job {first.job.id}: 4 steps" in said.output
-        assert "32×32×7 frames" in said.output
+        assert "32x32, 7 frames" in said.output
         assert np.array_equal(decode_png(out.read_bytes())[:4], first.frames)
 
 
@@ -83,7 +83,7 @@ async def test_an_image_is_the_first_frame_and_a_clip_of_equal_length_starts_eve
         assert (other.plan.source, other.plan.lead, other.job.frames) == (PlanSource.IMAGE, None, 4)
         assert not np.array_equal(other.frames[0], clip.frames[0])
         whole = await home.client.generate_video("a fox", steps=2, continue_from=clip.job.id)
-        with pytest.raises(InvalidRequestError, match="from_job: must be an image, or a clip of 4 frames"):
+        with pytest.raises(InvalidRequestError, match="from_job: must be the job of an image, or a clip of 4 frames"):
             await home.client.generate_video("a fox", steps=2, from_job=whole.job.id)
 
 
