@@ -18,8 +18,9 @@ class TextMotionUNet(UNetMotionModel):
     """A UNetMotionModel that differs as the bundled image models differ from Stable Diffusion's UNet.
 
     The time embedding scales and shifts the features, the pooled text is added to it, and there is no middle block.
-    Each frame's embedding also depends on its place in the clip, from 0 to 1, together with the text: so the text says
-    where an object is in each frame. Attention over time alone did not learn to follow words such as "left".
+    Each frame's embedding also depends on its place in the clip, from 0 to 1, together with the words of the text: so
+    the words say where an object is in each frame. Attention over time and the pooled text alone did not learn to
+    follow words such as "left".
     """
 
     @register_to_config
@@ -61,7 +62,7 @@ class TextMotionUNet(UNetMotionModel):
             for resnet in block.resnets:
                 resnet.time_embedding_norm = "scale_shift"
                 resnet.time_emb_proj = nn.Linear(4 * width, 2 * resnet.out_channels)
-        self.place_embedding = _Place(4 * width)
+        self.place_embedding = _Place(4 * width, self.time_embedding.words)
         for block in (*self.down_blocks, *self.up_blocks):
             block.register_forward_pre_hook(self._placed, with_kwargs=True)
 
@@ -80,7 +81,7 @@ class TextMotionUNet(UNetMotionModel):
         found = cls(**{name: unet.config[name] for name in kept}, **types, **heads)
         weights = {name.replace("add_embedding", "time_embedding.text"): one for name, one in unet.state_dict().items()}
         missing, unexpected = found.load_state_dict(weights, strict=False)
-        new = ("motion_modules", "place_embedding")
+        new = ("motion_modules", "place_embedding", "time_embedding.word")
         if unexpected or any(not any(part in name for part in new) for name in missing):
             raise ValueError(f"unet: its blocks must be those of TextMotionUNet (got {(missing + unexpected)[:3]})")
         for block in (*found.down_blocks, *found.up_blocks):
@@ -96,37 +97,42 @@ class TextMotionUNet(UNetMotionModel):
 
 
 class _TimeAndText(TimestepEmbedding):
-    """The time embedding plus the pooled text: the sum that UNet2DConditionModel builds from `addition_embed_type`."""
+    """The time embedding plus the pooled text, which is the sum that UNet2DConditionModel builds from
+    `addition_embed_type`; then the largest value of each feature among the words, for `_Place`."""
+
+    words = 96
 
     def __init__(self, width: int, out: int, text_width: int, heads: int) -> None:
         super().__init__(width, out)
         self.text = TextTimeEmbedding(text_width, out, heads)
+        self.word = nn.Linear(text_width, self.words)
 
-    def forward(self, sample: Tensor, condition: Tensor | None = None) -> Tensor:
-        found: Tensor = super().forward(sample)
-        return found if condition is None else found + self.text(condition)
+    def forward(self, sample: Tensor, condition: Tensor) -> Tensor:
+        """Return embeddings (B, out + words) of timesteps (B, width) and text states (B, tokens, text_width)."""
+        return torch.cat([super().forward(sample) + self.text(condition), self.word(condition).amax(dim=1)], dim=1)
 
 
 class _Place(nn.Module):
-    """Adds to each frame's embedding what follows from it and the frame's place in the clip; at first nothing."""
+    """Replaces the words' part of each frame's embedding by what follows from it and the frame's place in the clip."""
 
     WAVES = 8
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, words: int) -> None:
         super().__init__()
-        self.inner = nn.Linear(width + 2 * self.WAVES, width)
+        self.width = width
+        self.inner = nn.Linear(width + words + 2 * self.WAVES, width)
         self.outer = nn.Linear(width, width)
         nn.init.zeros_(self.outer.weight)
         nn.init.zeros_(self.outer.bias)
 
     def forward(self, embedding: Tensor, frames: int) -> Tensor:
-        """Return embeddings (B · F, width); those of a clip's frames follow each other."""
+        """Return embeddings (B · F, width) of (B · F, width + words); those of a clip's frames follow each other."""
         waves = torch.pi * torch.arange(1, self.WAVES + 1, device=embedding.device)
         angles = torch.linspace(0, 1, frames, device=embedding.device)[:, None] * waves
         code = torch.cat([angles.sin(), angles.cos()], dim=1).to(embedding.dtype)
         code = code.repeat(len(embedding) // frames, 1)
         found: Tensor = self.outer(nn.functional.silu(self.inner(torch.cat([embedding, code], dim=1))))
-        return embedding + found
+        return embedding[:, : self.width] + found
 
 
 class _NoMiddle(nn.Module):

@@ -22,6 +22,8 @@ SEED = 300
 """Seed of the judged moving scenes."""
 LOOKS = 4
 """Frames per clip, evenly spaced, that the verdict samples."""
+COMPARED = 6
+"""Frames per clip, evenly spaced, that are compared with each rendering."""
 READ = ("background", "count", "colour", "style", "light")
 """Attributes that the classifier reads off single frames."""
 
@@ -75,10 +77,11 @@ def judged_clip(clip: Pixels, moving: MovingScene, renderer: Renderer, reader: R
 
 def nearest_rendering(clip: Pixels, moving: MovingScene, renderer: Renderer) -> tuple[MovingScene, int]:
     """Return the scene in the motion, and the layout, whose rendering has the smallest squared error to a clip."""
-    wanted, found = clip.astype(np.float32), []
+    looks = [round(at) for at in np.linspace(0, len(clip) - 1, COMPARED)]
+    wanted, found = clip[looks].astype(np.float32), []
     for motion, drift, layout in product(MOTIONS, BACKGROUND_MOTIONS, range(LAYOUTS)):
         one = replace(moving, motion=motion, background_motion=drift)
-        drawn = render_clip(renderer, one, *_size(clip), layout, len(clip)).pixels
+        drawn = render_clip(renderer, one, *_size(clip), layout, len(clip), looks).pixels
         found.append((float(np.square(wanted - drawn).sum()), one, layout))
     _, nearest, layout = min(found, key=lambda each: each[0])
     return nearest, layout

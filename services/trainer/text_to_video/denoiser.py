@@ -56,8 +56,8 @@ def clip_words(image_model: Path) -> CLIPTokenizer:
 def begin_with(image_model: Path, tokenizer: CLIPTokenizer) -> ClipDenoiser:
     """Return an untrained motion model around an image model's exported weights.
 
-    The embedding of a new word is the mean of its former pieces' embeddings."""
-    before = CLIPTokenizer.from_pretrained(image_model / "tokenizer")
+    New words get random embeddings: those of their former pieces are all alike to the text encoder, which was trained
+    to ignore unknown words."""
     unet = UNet2DConditionModel.from_pretrained(image_model / "unet", torch_dtype=torch.float32)
     text = CLIPTextModel.from_pretrained(
         image_model / "text_encoder", torch_dtype=torch.float32, attn_implementation="eager"
@@ -66,11 +66,9 @@ def begin_with(image_model: Path, tokenizer: CLIPTokenizer) -> ClipDenoiser:
     text.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     with torch.no_grad():
         table = text.get_input_embeddings().weight
-        table[len(known) :] = known.mean(dim=0)
-        for word in motion_words():
-            (token,) = tokenizer(word).input_ids[1:-1]
-            if token >= len(known):
-                table[token] = known[before(word).input_ids[1:-1]].mean(dim=0)
+        table[len(known) :] = known.mean(dim=0) + known.std(dim=0) * torch.randn(
+            len(tokenizer) - len(known), known.shape[1]
+        )
     return ClipDenoiser(TextMotionUNet.around(unet), text)
 
 
