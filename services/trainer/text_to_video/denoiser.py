@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from diffusers import UNet2DConditionModel
 from diffusers.models.attention_processor import AttnProcessor
 from torch import nn
@@ -14,11 +15,14 @@ from transformers import CLIPTextModel, CLIPTokenizer
 from services.trainer.rendering.clips import FRAMES
 from services.trainer.text_to_image.architecture import new_scheduler
 from services.trainer.text_to_image.denoiser import draw_timesteps
-from services.trainer.text_to_image.latents import Batch
+from services.trainer.text_to_video.latents import ClipBatch
 from services.trainer.training import runs
 from services.trainer.words import Words, with_words
 from shared.models.motion_unet import TextMotionUNet
-from shared.models.scenes import motion_words
+from shared.models.scenes import BACKGROUND_MOTIONS, MOTIONS, motion_words
+
+NAMES = 0.1
+"""Weight of the loss of the motions' names."""
 
 
 class ClipDenoiser(nn.Module):
@@ -27,6 +31,8 @@ class ClipDenoiser(nn.Module):
     def __init__(self, unet: TextMotionUNet, text: CLIPTextModel) -> None:
         super().__init__()
         self.unet, self.text, self.scheduler = unet, text, new_scheduler()
+        self.reader = nn.Linear(unet.time_embedding.words, len(MOTIONS) + len(BACKGROUND_MOTIONS))
+        """Reads the motions off the text, in training alone."""
         unet.set_attn_processor(AttnProcessor())  # on a CPU the fused processor's backward pass takes twice as long
 
     def velocity(self, noisy: torch.Tensor, timesteps: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
@@ -35,17 +41,27 @@ class ClipDenoiser(nn.Module):
         found: torch.Tensor = self.unet(noisy, timesteps, repeated).sample
         return found
 
-    def loss(self, batch: Batch, generator: torch.Generator, centre: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the weighted squared error of the velocity, and the plain one; both scalars. Every frame has noise of
-        its own; the frames of a clip share their timestep."""
+    def loss(self, batch: ClipBatch, generator: torch.Generator, centre: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the weighted squared error of the velocity plus that of the motions' names, and the plain error of the
+        velocity; both scalars. Every frame has noise of its own; the frames of a clip share their timestep.
+
+        Without the names, the text encoder goes on to ignore the new words, as it was trained to ignore unknown ones.
+        """
         noise = torch.randn(batch.latents.shape, generator=generator).to(batch.latents.device)
         timesteps = draw_timesteps(len(noise), generator, centre).to(noise.device)
         noisy = self.scheduler.add_noise(batch.latents, noise, timesteps)
         wanted = self.scheduler.get_velocity(batch.latents, noise, timesteps)
         with runs.autocast(noise.device):
-            found = self.velocity(noisy, timesteps, self.text(input_ids=batch.tokens).last_hidden_state)
+            states = self.text(input_ids=batch.tokens).last_hidden_state
+            found = self.velocity(noisy, timesteps, states)
         error = (found.float() - wanted).square().mean(dim=1, keepdim=True)
-        return (error * batch.weights).mean(), error.detach().mean()
+        return (error * batch.weights).mean() + NAMES * self._misread(states, batch), error.detach().mean()
+
+    def _misread(self, states: torch.Tensor, batch: ClipBatch) -> torch.Tensor:
+        scores = self.reader(self.unet.time_embedding.word(states).amax(dim=1)).float()
+        parts = scores.split([len(MOTIONS), len(BACKGROUND_MOTIONS)], dim=1)
+        lost = [F.cross_entropy(one, batch.named[:, i], reduction="sum") for i, one in enumerate(parts)]
+        return torch.stack(lost).sum() / len(states)
 
 
 def clip_words(image_model: Path) -> CLIPTokenizer:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,22 @@ COUNT = 10_000
 """Clips in a part."""
 PARTS = 2
 """Parts of the shipped model's clips; each has a seed, so parts can be encoded in parallel."""
+UNNAMED = -100
+"""Index that `cross_entropy` leaves out."""
 _VALUES = dict(VALUES) | dict(MOVING_VALUES)
+
+
+@dataclass(frozen=True)
+class ClipBatch(Batch):
+    """Latents (B, 4, F, h, w), token ids (B, LENGTH), loss weights (B, 1, F, h, w), and which motion and background
+    motion each caption names: indices (B, 2), UNNAMED for an empty caption."""
+
+    named: torch.Tensor
+
+    def to(self, device: torch.device) -> ClipBatch:
+        """Return the batch on another device."""
+        moved = (self.latents, self.tokens, self.weights, self.named)
+        return ClipBatch(*(tensor.to(device) for tensor in moved))
 
 
 def encode_clips(vae: AutoencoderTiny, renderer: Renderer, folder: Path, count: int, part: int) -> None:
@@ -91,17 +107,19 @@ class ClipLatents:
         self._of = [(part, row) for part, (_, labels) in enumerate(self._parts) for row in range(len(labels))]
         self.count = len(self._of)
 
-    def batch(self, count: int, rng: random.Random, dropout: float) -> Batch:
-        """Sample `count` clips, each with a random wording: latents (B, 4, F, h, w), weights (B, 1, F, h, w). A share
-        `dropout` of the captions is empty."""
-        latents, weights, tokens = [], [], []
+    def batch(self, count: int, rng: random.Random, dropout: float) -> ClipBatch:
+        """Sample `count` clips, each with a random wording. A share `dropout` of the captions is empty."""
+        latents, weights, tokens, named = [], [], [], []
         for part, row in rng.choices(self._of, k=count):
             stored, labels = self._parts[part]
             moving, layout = moving_of(labels[row])
             latents.append(torch.from_numpy(stored[row].astype(np.float32)).transpose(0, 1))
             weights.append(self._weights(moving, layout))
-            tokens.append(self.words.ids("") if rng.random() < dropout else _say(self.words, moving, rng))
-        return Batch(torch.stack(latents), torch.tensor(tokens).view(count, LENGTH), torch.stack(weights))
+            silent = rng.random() < dropout
+            tokens.append(self.words.ids("") if silent else _say(self.words, moving, rng))
+            named.append([UNNAMED, UNNAMED] if silent else [int(i) for i in labels[row][len(VALUES) : -1]])
+        text = torch.tensor(tokens).view(count, LENGTH)
+        return ClipBatch(torch.stack(latents), text, torch.stack(weights), torch.tensor(named))
 
     def _weights(self, moving: MovingScene, layout: int) -> torch.Tensor:
         side = SIDE // STRIDE

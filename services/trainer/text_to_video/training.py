@@ -33,7 +33,8 @@ class MotionPlan:
     rate: float = 1e-3
     batch: int = 4
     dropout: float = 0.12
-    timestep_centre: float = 0.4
+    timestep_centre: float = 2.0
+    """Above that of images: sixteen frames show the motion through more noise than one."""
     checkpoint_s: float = 120.0
     grid_s: float = 900.0
     grid_prompts: Sequence[str] = ()
