@@ -17,7 +17,7 @@ dev:             ## make .venv with the packages that tests and checks need
 demo: install    ## generate a short session of prompts with and without the cache; writes out/demo/report.html
 	@$(PY) -m services demo
 
-demo-video: install    ## generate six clips with the model of AFTERIMAGE_VIDEO; writes out/demo-video/report.html
+demo-video: install    ## generate six clips, a minute after the install; writes out/demo-video/report.html
 	@$(PY) -m services demo-video
 
 up: install      ## start Afterimage on 127.0.0.1:50051
