@@ -9,22 +9,22 @@ from shared.models.k_table import FIG_10, named_table, table_file, table_to_json
 from tests import tiny_families
 
 CLIPS = "clips"
+CARD = {
+    "name": CLIPS,
+    "role": "video",
+    "default_size": {"width": 32, "height": 32},
+    "default_steps": 10,
+    "default_guidance": 2.5,
+    "sizes": {"multiple_of": 8, "min_px": 32, "max_px": 64},
+    "frames": {"default": 4, "most": 12, "window": 4, "stride": 2, "fps": 4},
+}
 
 
-def build(folder: Path) -> Path:
+def build(folder: Path, steps: int = 50) -> Path:
     """Write `<folder>/clips`, an AnimateDiffPipeline of 4 frames by default and up to 12 with FreeNoise, seeded.
     Return `folder`."""
     path = tiny_families.save(folder / CLIPS, "animatediff")
-    card = {
-        "name": CLIPS,
-        "role": "video",
-        "default_size": {"width": 32, "height": 32},
-        "default_steps": 50,
-        "default_guidance": 2.5,
-        "sizes": {"multiple_of": 8, "min_px": 32, "max_px": 64},
-        "frames": {"default": 4, "most": 12, "window": 4, "stride": 2, "fps": 4},
-    }
-    (path / "card.json").write_text(json.dumps(card))
+    (path / "card.json").write_text(json.dumps(CARD | {"default_steps": steps}))
     # clips of noise have no quality to lose: they are reused by any encoder's similarities
     table = named_table(FIG_10)
     (path / table_file(table)).write_text(json.dumps(table_to_json(table)))

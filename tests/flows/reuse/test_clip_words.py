@@ -12,7 +12,7 @@ from shared.models.vocabulary import KNOWN_WORDS
 from tests import tiny_families
 from tests.flows.conftest import Make
 from tests.flows.house import house
-from tests.flows.reuse.test_clips import CARD
+from tests.tiny_clips import CARD
 
 
 @pytest.mark.parametrize("words", [[], ["hops", "away"]])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +14,16 @@ from services.gpu_worker.jobs.codecs import decode_png
 from shared.domain.errors import InvalidRequestError
 from shared.domain.types import PlanSource
 from shared.models import of_images, served_cards
-from shared.models.k_table import FIG_10, named_table, table_file, table_to_json
-from tests import tiny_families
+from tests import tiny_clips
 from tests.flows.conftest import Make
 from tests.flows.house import house
 
 SIZE = {"width": 32, "height": 32}
-CARD = {
-    "name": "clips",
-    "default_size": {"width": 32, "height": 32},
-    "default_steps": 10,
-    "default_guidance": 2.5,
-    "sizes": {"multiple_of": 8, "min_px": 32, "max_px": 64},
-    "frames": {"default": 4, "most": 8, "window": 4, "stride": 2, "fps": 4},
-}
 
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tiny_families.save(tmp_path_factory.mktemp("models") / "clips", "animatediff")
-    (folder / "card.json").write_text(json.dumps(CARD))
-    table = named_table(FIG_10)
-    (folder / table_file(table)).write_text(json.dumps(table_to_json(table)))
-    return folder
+    return tiny_clips.build(tmp_path_factory.mktemp("models"), steps=10) / tiny_clips.CLIPS
 
 
 async def test_a_clip_from_noise_then_from_its_latents_then_as_it_is(make: Make, clips: Path) -> None:
@@ -103,8 +89,8 @@ async def test_a_result_larger_than_half_a_message_is_read_in_parts(
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"frames": 9}, "frames: model 'clips' generates from 1 to 8"),
-        ({"seconds": 9.0}, r"seconds: model 'clips' generates at most 2 s \(8 frames\)"),
+        ({"frames": 13}, "frames: model 'clips' generates from 1 to 12"),
+        ({"seconds": 9.0}, r"seconds: model 'clips' generates at most 3 s \(12 frames\)"),
         ({"frames": 0}, "frames: must be a whole number of at least 1"),
         ({"seconds": float("nan")}, "seconds: must be a number above 0"),
         ({"seconds": 1.0, "frames": 4}, "seconds: name frames or seconds, not both"),

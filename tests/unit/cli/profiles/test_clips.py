@@ -25,16 +25,9 @@ from shared.models.k_table import table_from_json
 from shared.models.quality import frames_of, likeness, look
 from shared.models.scenes import CLIP_EDITS, edit_clip, random_moving_scene
 from tests import tiny, tiny_families
+from tests.tiny_clips import CARD
 from tests.unit.trainer.conftest import SPRITES
 
-CARD = {
-    "name": "clips",
-    "default_size": {"width": 32, "height": 32},
-    "default_steps": 10,
-    "default_guidance": 2.5,
-    "sizes": {"multiple_of": 8, "min_px": 32, "max_px": 64},
-    "frames": {"default": 4, "most": 8, "window": 4, "stride": 2, "fps": 4},
-}
 CLIP = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
 
 
