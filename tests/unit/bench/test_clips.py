@@ -13,7 +13,7 @@ from bench import clips_cost, clips_quality
 from bench.clips_quality import resumed
 from bench.measuring.clip_figures import READ, from_noise, from_states, report
 from tests import tiny, tiny_families
-from tests.unit.cli.profiles.test_clips import CARD
+from tests.tiny_clips import CARD
 
 COUNT = 40
 
