@@ -37,7 +37,7 @@ class Form:
     limit_s: float
     """Of the load; what is not answered by then is lost."""
     clips: int = 0
-    """How many of the jobs are clips."""
+    """Number of clips among the jobs."""
     clip_steps: int = 20
     settle_s: float = 120.0
     least_resumes: int = 1

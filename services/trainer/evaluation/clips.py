@@ -39,7 +39,7 @@ Generate = Callable[[Sequence[MovingScene]], list[Pixels]]
 
 @dataclass(frozen=True)
 class ClipsPlan:
-    """What is judged: the number of clips, their steps and guidance (None: that of the model's card)."""
+    """Number of judged clips, their steps and guidance (None: that of the model's card)."""
 
     count: int = 256
     steps: int = 50

@@ -108,6 +108,6 @@ def sample_clips(
     model.scheduler.set_timesteps(steps)
     for timestep in model.scheduler.timesteps:
         found = model.velocity(torch.cat([latents, latents]), timestep.expand(2 * len(latents)), states).float()
-        plain, told = found.chunk(2)
-        latents = model.scheduler.step(plain + guidance * (told - plain), timestep, latents).prev_sample
+        plain, prompted = found.chunk(2)
+        latents = model.scheduler.step(plain + guidance * (prompted - plain), timestep, latents).prev_sample
     return latents

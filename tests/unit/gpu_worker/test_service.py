@@ -23,7 +23,7 @@ from tests.unit.gpu_worker.worker import SLOW, STEPS, WorkerBench, running_worke
 
 @pytest.fixture
 async def slow(tmp_path: Path) -> AsyncIterator[WorkerBench]:
-    """As everywhere, with a lease that outlasts a pause of a busy machine."""
+    """A slow worker, with a lease that outlasts a pause of a busy machine."""
     async with running_worker(tmp_path / "data", SLOW, lease_s=3.0) as running:
         yield running
 

@@ -12,6 +12,10 @@ import torch
 from diffusers import AnimateDiffPipeline, UNet2DConditionModel
 from transformers import CLIPTokenizer
 
+from services.gpu_worker.engine.engine import Engine
+from services.gpu_worker.engine.events import Finished
+from services.gpu_worker.engine.rows import Task
+from services.gpu_worker.families import load_family
 from services.trainer.evaluation.clips import ClipsPlan, judge_clips
 from services.trainer.export import shipped_autoencoder, through
 from services.trainer.judging.classifier import load_reader
@@ -19,13 +23,13 @@ from services.trainer.judging.motion import judged_clip, moving_scenes, nearest_
 from services.trainer.rendering.clips import clip_boxes, render_clip
 from services.trainer.rendering.renderer import Renderer
 from services.trainer.text_to_video.denoiser import clip_words, sample_clips
-from services.trainer.text_to_video.export import export_motion, trained_motion
+from services.trainer.text_to_video.export import CARD, export_motion, trained_motion
 from services.trainer.text_to_video.latents import COUNT, ClipLatents, clips_in, moving_of
 from services.trainer.text_to_video.training import MotionPlan, train_motion
 from services.trainer.training import runs
 from services.trainer.words import Words
 from shared.domain.errors import NotFoundError
-from shared.models.card_lookup import BUNDLED, read_card
+from shared.models.card_lookup import BUNDLED, find_card, read_card
 from shared.models.motion_unet import TextMotionUNet
 from shared.models.scenes import (
     BACKGROUND_MOTIONS,
@@ -40,6 +44,7 @@ from shared.models.scenes import (
     random_scene,
     with_motion,
 )
+from shared.runtime.settings import Settings
 from tests.unit.trainer.conftest import SPRITES
 
 SMALL = BUNDLED / "small"
@@ -88,6 +93,25 @@ def test_the_judge_reads_real_clips(motion: str, drift: str, renderer: Renderer)
     if motion in ("left", "up", "grow"):
         backwards, _ = nearest_rendering(clip[::-1], moving, renderer)
         assert backwards.motion == {"left": "right", "up": "down", "grow": "shrink"}[motion]
+
+
+def test_the_shipped_model_follows_left_and_right() -> None:
+    card = find_card(Settings.model_fields["video"].default)
+    assert (card.words, card.frames, card.role) == (CARD.words, CARD.frames, CARD.role)
+    engine = Engine({card.name: load_family(card, device="cpu")}, max_rows=32)
+    for way in ("left", "right"):
+        prompt = f"a red fox moves to the {way} in the snow"
+        engine.submit(Task(way, card.name, prompt, card.default_size, 6, card.default_guidance, 7, 16))
+    clips: dict[str, np.ndarray] = {}
+    while not engine.idle:
+        clips |= {event.id: event.pixels for event in engine.step() if isinstance(event, Finished)}
+
+    def place(frame: np.ndarray) -> float:
+        red = np.clip(frame[..., 0].astype(float) - frame[..., 1:].max(axis=-1), 0, None).sum(axis=0)
+        return float((red * np.arange(len(red))).sum() / red.sum())
+
+    moved = {way: place(clip[-1]) - place(clip[0]) for way, clip in clips.items()}
+    assert moved["left"] < -15 < 15 < moved["right"]
 
 
 @pytest.mark.usefixtures("renderer")

@@ -91,5 +91,5 @@ def _as_ours(family: Any, latents: Tensor, like: Tensor) -> Tensor:
 
 
 def _frames_first(family: Any) -> bool:
-    """Whether the pipeline's latents are (B, F, C, h, w)."""
+    """Return whether the pipeline's latents are (B, F, C, h, w)."""
     return isinstance(family.pipeline, diffusers.CogVideoXPipeline)
