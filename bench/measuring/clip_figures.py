@@ -12,19 +12,29 @@ from bench.measuring.recording import table
 from bench.traced.frontier_figures import Interval, bootstrapped, interval
 from shared.models.confidence import ratio_bounds
 
-RENDERED = 0
-"""T of the rows of rendered clips."""
+RENDERED, ROUND_TRIP = 0, -1
+"""T of the rows of rendered clips, and of those after the model's autoencoder."""
+NAMES = {RENDERED: "rendered", ROUND_TRIP: "round trip"}
 READ = ("object", "background", "count", "motion", "background_motion")
-"""Attributes of the figures; `all` means these."""
+"""Attributes in the tables; `all` means these."""
 Row = Mapping[str, Any]
 
 
 def from_noise(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return one row of figures per T, the largest first: it is what the others are compared with."""
+    """Return one row of figures per T, the largest first: it is what the others are compared with.
+
+    `smooth_ratio` compares with the rendered clips of the same prompts; `by_motion` has the share of clips with the
+    right motion, by motion."""
     of = {steps: {row["number"]: row for row in rows if row["steps"] == steps} for steps in {r["steps"] for r in rows}}
-    first = of[max(of)]
+    first = of[max(of)] if of else {}
     return [
-        {"steps": steps, **figures_of(list(own.values()), [first[n] for n in own]), "smooth": _mean(own, "smooth")}
+        {
+            "steps": steps,
+            **figures_of(list(own.values()), [first[n] for n in own]),
+            "smooth": _mean(own, "smooth"),
+            "smooth_ratio": _ratio(own, of.get(RENDERED, {}), "smooth"),
+            "by_motion": _by_motion(list(own.values())),
+        }
         for steps, own in sorted(of.items(), reverse=True)
     ]
 
@@ -54,7 +64,7 @@ def figures_of(own: Sequence[Row], reference: Sequence[Row]) -> dict[str, Any]:
     """Return shares of right attributes, differences from the reference, and the ratio of the CLIP scores."""
     clips, against = [row["clip"] for row in own], [row["clip"] for row in reference]
     judged = bool(own[0]["right"] and reference[0]["right"])
-    shares = {name: _shares(own, name) for name in (*READ, "all")} if judged else {}
+    shares = {name: _shares(own, name) for name in (*own[0]["right"], "all")} if judged else {}
     more = {name: bootstrapped(_right(own, name) - _right(reference, name)) for name in shares}
     return {
         "clips": len(own),
@@ -85,8 +95,21 @@ def _mean(rows: Mapping[int, Row], name: str) -> Interval:
     return bootstrapped(np.array([row[name] for row in rows.values()]))
 
 
+def _ratio(rows: Mapping[int, Row], others: Mapping[int, Row], name: str) -> Interval | None:
+    """Return the ratio of the means over the prompts that both have; None without any."""
+    both = [n for n in rows if n in others]
+    own, against = ([one[n][name] for n in both] for one in (rows, others))
+    return (sum(own) / sum(against), *ratio_bounds(own, against)) if both else None
+
+
+def _by_motion(rows: Sequence[Row]) -> dict[str, float]:
+    judged = [row for row in rows if row["right"] and "motion" in row]
+    motions = sorted({row["motion"] for row in judged})
+    return {one: fmean(row["right"]["motion"] for row in judged if row["motion"] == one) for one in motions}
+
+
 def report(figures: Mapping[str, Any]) -> str:
-    """Return both tables as Markdown."""
+    """Return the tables as Markdown."""
 
     def cells(row: Row) -> list[str]:
         shares = [interval(row["right"][name]) if row["right"] else "–" for name in (*READ, "all")]
@@ -94,9 +117,19 @@ def report(figures: Mapping[str, Any]) -> str:
 
     heads = ["clips", "CLIP ratio", *READ, "all five"]
     noise = [
-        [row["steps"] or "rendered", row["clips"], *cells(row), interval(row["smooth"])]
+        [
+            NAMES.get(row["steps"], row["steps"]),
+            row["clips"],
+            *cells(row),
+            interval(row["smooth"]),
+            interval(row["smooth_ratio"]) if row["smooth_ratio"] else "–",
+        ]
         for row in figures["from_noise"]
     ]
-    parts = [table(["from noise, T", *heads, "smooth"], noise)] if noise else []
+    parts = [table(["from noise, T", *heads, "smooth", "of rendered"], noise)] if noise else []
+    ways = [row for row in figures["from_noise"] if row["by_motion"]]
+    if ways:
+        shares = [[NAMES.get(row["steps"], row["steps"]), *row["by_motion"].values()] for row in ways]
+        parts.append(table(["right motions, T", *ways[0]["by_motion"]], shares))
     states = [[row["way"], row["clips"], *cells(row), interval(row["shown"])] for row in figures["from_states"]]
     return "\n\n".join([*parts, *([table(["from a state", *heads, "change shown"], states)] if states else [])])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from services.trainer.rendering.backgrounds import VARIANTS, background
 from services.trainer.rendering.renderer import HEIGHTS, LATTICE, Box, Pixels, Renderer, places, side_of
@@ -22,9 +23,11 @@ _SIDES = {1: (20, 48), 2: (16, 28)}
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """A rendered moving scene: `pixels` (F, height, width, 3) uint8, and the objects' boxes of each frame."""
+    """A rendered moving scene: `pixels` (F, height, width, 3) uint8, `masks` (F, height, width) of all its objects,
+    and the objects' boxes of each frame."""
 
     pixels: Pixels
+    masks: npt.NDArray[np.bool_]
     boxes: tuple[tuple[Box, ...], ...]
 
 
@@ -47,8 +50,12 @@ def render_clip(
     listed, pictures = range(frames) if only is None else only, []
     for frame in listed:
         at = _on_lattice(wide * frame / max(frames - 1, 1))
-        pictures.append(renderer.compose(scene, paint[:, at : at + width], found[frame]).pixels)
-    return Clip(np.stack(pictures), tuple(found[frame] for frame in listed))
+        pictures.append(renderer.compose(scene, paint[:, at : at + width], found[frame]))
+    return Clip(
+        np.stack([one.pixels for one in pictures]),
+        np.stack([one.mask for one in pictures]),
+        tuple(found[frame] for frame in listed),
+    )
 
 
 def clip_boxes(

@@ -46,6 +46,12 @@ class Picture:
     masks: npt.NDArray[np.bool_]
     boxes: tuple[Box, ...]
 
+    @property
+    def mask(self) -> npt.NDArray[np.bool_]:
+        """Pixels of any of the objects, (height, width)."""
+        found: npt.NDArray[np.bool_] = np.any(self.masks, axis=0)
+        return found
+
 
 class Renderer:
     """Renderer of scenes from sprites; the same scene, size and layout give the same pixels."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Annotated
 import torch
 import typer
 
-from services.trainer.evaluation.clips import ClipsPlan, judge_clips
 from services.trainer.export import export_judge, shipped_autoencoder
 from services.trainer.judging.classifier_training import JudgePlan, train_judge_net
 from services.trainer.judging.motion import moving_scenes
@@ -86,24 +84,6 @@ def judge_net(
     plan, name = replace(FRAMES_JUDGE, steps=steps), "clip-judge"
     train_judge_net(plan, shipped_autoencoder(models), work / "sprites", work, models / "judge", name=name)
     export_judge(work, target or models / name, name)
-
-
-@app.command()
-def judge(
-    model: Annotated[
-        Path | None, typer.Argument(help="Folder of the model; without it, rendered clips judge the judge")
-    ] = None,
-    work: Work = WORK,
-    models: Models = BUNDLED,
-    out: Annotated[Path, typer.Option(help="Folder for summary.json, the rows and sheets")] = Path("out/judge-clips"),
-    count: Annotated[int, typer.Option(min=1, help="Clips of held-out scenes")] = ClipsPlan.count,
-    steps: Annotated[int, typer.Option(min=1, help="Denoising steps of a clip")] = ClipsPlan.steps,
-    guidance: Annotated[float | None, typer.Option(help="Guidance; default: that of the model's card")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of torch")] = 2,
-) -> None:
-    """Judge clips of held-out prompts: object, count, background, motion …; goes on where a stopped run ended."""
-    torch.set_num_threads(threads)
-    typer.echo(json.dumps(judge_clips(model, ClipsPlan(count, steps, guidance), work, out, models), indent=1))
 
 
 @app.command()

@@ -21,6 +21,7 @@ CARD = ModelCard(
     role=VIDEO,
     family="animatediff",
     default_size=Size(SIDE, SIDE),
+    auto_steps=(10, 50),
     default_guidance=2.5,
     guidance_max=10.0,
     sizes=SizeRule(sizes=(Size(SIDE, SIDE),)),

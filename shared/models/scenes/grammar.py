@@ -136,8 +136,22 @@ def caption_of(
 
     `after_things` follows the objects, `at_end` the whole caption; a clip's caption names its motion so. Attributes in
     `without` are not named."""
+    slots = slots_of(scene, order, pick, after_things=after_things, at_end=at_end, without=without)
+    return "".join(before + words for _, before, words in slots)
+
+
+def slots_of(
+    scene: Scene,
+    order: Sequence[str],
+    pick: int,
+    *,
+    after_things: str = "",
+    at_end: str = "",
+    without: Collection[str] = (),
+) -> list[tuple[str, str, str]]:
+    """Return a caption in pieces: (part, what stands before it, its words), as in `caption_of`."""
     size = "" if "size" in without else _SIZE_WORDS[scene.size][pick]
-    colour = "" if scene.colour == "natural" else scene.colour
+    colour = "" if scene.colour == "natural" or "colour" in without else scene.colour
     style = _STYLE_WORDS[scene.style][pick]
     parts = {
         "things": f"{_things(scene, size, colour, pick)} {after_things}".strip(),
@@ -147,12 +161,12 @@ def caption_of(
         "style": style,
         "style of": f"{_article(style)} {style} of" if style else "",
     }
-    text = ""
-    for slot in order:
-        words = parts[slot.removeprefix(",")]
+    slots: list[tuple[str, str, str]] = []
+    for slot, words in [*((slot, parts[slot.removeprefix(",")]) for slot in order), ("at_end", at_end)]:
         if words:
-            text += (", " if slot.startswith(",") and text else " ") + words
-    return f"{text.strip()} {at_end}".strip()
+            before = "" if not slots else ", " if slot.startswith(",") else " "
+            slots.append((slot.removeprefix(","), before, words))
+    return slots
 
 
 def random_scene(rng: random.Random, natural_share: float = 1 / len(COLOURS)) -> Scene:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from shared.models.scenes.grammar import ORDERS, Scene, caption_of, held_out, random_scene
+from shared.models.scenes.grammar import ORDERS, Scene, held_out, random_scene, slots_of
 
 MOTIONS = ("stay", "left", "right", "up", "down", "grow", "shrink", "hop")
 BACKGROUND_MOTIONS = ("still", "drift")
@@ -71,14 +71,29 @@ class MovingScene:
 
 def clip_caption(moving: MovingScene, wording: int = 0) -> str:
     """Return a clip's caption in one of `CLIP_WORDINGS` wordings. Every wording names every motion but `stay`."""
+    return "".join(before + words for _, before, words in clip_slots(moving, wording))
+
+
+def clip_slots(moving: MovingScene, wording: int = 0) -> list[tuple[str, str, str]]:
+    """Return a clip's caption in pieces: (part, what stands before it, its words), as `slots_of` does."""
     order, pick = _CLIP_ORDERS[wording % len(_CLIP_ORDERS)], wording // len(_CLIP_ORDERS) % 3
+    moves = motion_phrase(moving, pick)
+    drift = drift_phrase(moving, pick)
+    hidden = DECIDES.get(moving.motion, frozenset())
+    return slots_of(moving.scene, order, pick, after_things=moves, at_end=drift, without=hidden)
+
+
+def motion_phrase(moving: MovingScene, pick: int) -> str:
+    """Return the words for the objects' motion, one of three choices: "moves to the left", "run to the left" …"""
     verb, _, rest = _MOTION_WORDS[moving.motion][pick].partition(" ")
     if moving.scene.count > 1:
         verb = _PLURAL_VERBS.get(verb, verb)
-    moves = f"{verb} {rest}".strip()
-    drift = _DRIFT_WORDS[pick] if moving.background_motion == "drift" else ""
-    hidden = DECIDES.get(moving.motion, frozenset())
-    return caption_of(moving.scene, order, pick, after_things=moves, at_end=drift, without=hidden)
+    return f"{verb} {rest}".strip()
+
+
+def drift_phrase(moving: MovingScene, pick: int) -> str:
+    """Return the words for a background that drifts, one of three choices; empty for one that stays."""
+    return _DRIFT_WORDS[pick] if moving.background_motion == "drift" else ""
 
 
 def random_moving_scene(rng: random.Random, natural_share: float = 0.25) -> MovingScene:

@@ -16,7 +16,6 @@ from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import Finished
 from services.gpu_worker.engine.rows import Task
 from services.gpu_worker.families import load_family
-from services.trainer.evaluation.clips import ClipsPlan, judge_clips
 from services.trainer.export import shipped_autoencoder, through
 from services.trainer.judging.classifier import load_reader
 from services.trainer.judging.motion import judged_clip, moving_scenes, nearest_rendering
@@ -45,7 +44,6 @@ from shared.models.scenes import (
     with_motion,
 )
 from shared.runtime.settings import Settings
-from tests.unit.trainer.conftest import SPRITES
 
 SMALL = BUNDLED / "small"
 
@@ -112,18 +110,6 @@ def test_the_shipped_model_follows_left_and_right() -> None:
 
     moved = {way: place(clip[-1]) - place(clip[0]) for way, clip in clips.items()}
     assert moved["left"] < -15 < 15 < moved["right"]
-
-
-@pytest.mark.usefixtures("renderer")
-def test_a_judgement_of_clips_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    (tmp_path / "sprites").symlink_to(SPRITES.resolve())
-    judge_clips(None, ClipsPlan(count=2), tmp_path, tmp_path)
-    first = (tmp_path / "round-trip.jsonl").read_text()
-    found = judge_clips(None, ClipsPlan(count=3), tmp_path, tmp_path)
-    assert (tmp_path / "round-trip.jsonl").read_text().startswith(first)
-    assert (found["clips"], found["motion"], found["background"]) == (3, 1.0, 1.0)
-    assert found["of_rendered"] > 0.9
-    assert len(list(tmp_path.glob("round-trip-*.png"))) == 2
 
 
 def test_the_first_weights_generate_what_the_image_model_generates() -> None:
