@@ -156,7 +156,7 @@ class ModelPlan(_message.Message):
     def __init__(self, model: _Optional[str] = ..., start_step: _Optional[int] = ..., guidance: _Optional[float] = ..., steps: _Optional[int] = ..., prompted_from: _Optional[int] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("entry_id", "kind", "similarity", "wished_step", "start_step", "prompt", "chosen", "reason", "model", "relation", "steps")
+    __slots__ = ("entry_id", "kind", "similarity", "wished_step", "start_step", "prompt", "chosen", "reason", "model", "relation", "steps", "background_id", "background_prompt", "object_similarity", "background_similarity")
     ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SIMILARITY_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +168,10 @@ class Candidate(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     RELATION_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    BACKGROUND_ID_FIELD_NUMBER: _ClassVar[int]
+    BACKGROUND_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_SIMILARITY_FIELD_NUMBER: _ClassVar[int]
+    BACKGROUND_SIMILARITY_FIELD_NUMBER: _ClassVar[int]
     entry_id: str
     kind: str
     similarity: float
@@ -179,10 +183,14 @@ class Candidate(_message.Message):
     model: str
     relation: str
     steps: int
-    def __init__(self, entry_id: _Optional[str] = ..., kind: _Optional[str] = ..., similarity: _Optional[float] = ..., wished_step: _Optional[int] = ..., start_step: _Optional[int] = ..., prompt: _Optional[str] = ..., chosen: bool = ..., reason: _Optional[str] = ..., model: _Optional[str] = ..., relation: _Optional[str] = ..., steps: _Optional[int] = ...) -> None: ...
+    background_id: str
+    background_prompt: str
+    object_similarity: float
+    background_similarity: float
+    def __init__(self, entry_id: _Optional[str] = ..., kind: _Optional[str] = ..., similarity: _Optional[float] = ..., wished_step: _Optional[int] = ..., start_step: _Optional[int] = ..., prompt: _Optional[str] = ..., chosen: bool = ..., reason: _Optional[str] = ..., model: _Optional[str] = ..., relation: _Optional[str] = ..., steps: _Optional[int] = ..., background_id: _Optional[str] = ..., background_prompt: _Optional[str] = ..., object_similarity: _Optional[float] = ..., background_similarity: _Optional[float] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("source", "model", "start_step", "entry_id", "state_key", "similarity", "capture_steps", "may_run", "fresh_noise", "noise_seed", "weights_hash", "candidates", "reason", "degraded", "predicted_hit", "looked_up", "found", "sampled", "state_sha256", "state_codec", "miss_model", "fallback", "relation", "root", "sources", "miss_steps", "miss_prompted_from", "lead")
+    __slots__ = ("source", "model", "start_step", "entry_id", "state_key", "similarity", "capture_steps", "may_run", "fresh_noise", "noise_seed", "weights_hash", "candidates", "reason", "degraded", "predicted_hit", "looked_up", "found", "sampled", "state_sha256", "state_codec", "miss_model", "fallback", "relation", "root", "sources", "miss_steps", "miss_prompted_from", "lead", "parts", "background_root")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     START_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +219,8 @@ class Plan(_message.Message):
     MISS_STEPS_FIELD_NUMBER: _ClassVar[int]
     MISS_PROMPTED_FROM_FIELD_NUMBER: _ClassVar[int]
     LEAD_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    BACKGROUND_ROOT_FIELD_NUMBER: _ClassVar[int]
     source: PlanSource
     model: str
     start_step: int
@@ -239,7 +249,17 @@ class Plan(_message.Message):
     miss_steps: int
     miss_prompted_from: int
     lead: Lead
-    def __init__(self, source: _Optional[_Union[PlanSource, str]] = ..., model: _Optional[str] = ..., start_step: _Optional[int] = ..., entry_id: _Optional[str] = ..., state_key: _Optional[str] = ..., similarity: _Optional[float] = ..., capture_steps: _Optional[_Iterable[int]] = ..., may_run: _Optional[_Iterable[_Union[ModelPlan, _Mapping]]] = ..., fresh_noise: _Optional[float] = ..., noise_seed: _Optional[int] = ..., weights_hash: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., reason: _Optional[str] = ..., degraded: _Optional[_Iterable[str]] = ..., predicted_hit: bool = ..., looked_up: bool = ..., found: bool = ..., sampled: bool = ..., state_sha256: _Optional[str] = ..., state_codec: _Optional[str] = ..., miss_model: _Optional[str] = ..., fallback: _Optional[_Union[Plan, _Mapping]] = ..., relation: _Optional[str] = ..., root: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., miss_steps: _Optional[int] = ..., miss_prompted_from: _Optional[int] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ...) -> None: ...
+    parts: PromptParts
+    background_root: str
+    def __init__(self, source: _Optional[_Union[PlanSource, str]] = ..., model: _Optional[str] = ..., start_step: _Optional[int] = ..., entry_id: _Optional[str] = ..., state_key: _Optional[str] = ..., similarity: _Optional[float] = ..., capture_steps: _Optional[_Iterable[int]] = ..., may_run: _Optional[_Iterable[_Union[ModelPlan, _Mapping]]] = ..., fresh_noise: _Optional[float] = ..., noise_seed: _Optional[int] = ..., weights_hash: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., reason: _Optional[str] = ..., degraded: _Optional[_Iterable[str]] = ..., predicted_hit: bool = ..., looked_up: bool = ..., found: bool = ..., sampled: bool = ..., state_sha256: _Optional[str] = ..., state_codec: _Optional[str] = ..., miss_model: _Optional[str] = ..., fallback: _Optional[_Union[Plan, _Mapping]] = ..., relation: _Optional[str] = ..., root: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., miss_steps: _Optional[int] = ..., miss_prompted_from: _Optional[int] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., parts: _Optional[_Union[PromptParts, _Mapping]] = ..., background_root: _Optional[str] = ...) -> None: ...
+
+class PromptParts(_message.Message):
+    __slots__ = ("object", "background")
+    OBJECT_FIELD_NUMBER: _ClassVar[int]
+    BACKGROUND_FIELD_NUMBER: _ClassVar[int]
+    object: str
+    background: str
+    def __init__(self, object: _Optional[str] = ..., background: _Optional[str] = ...) -> None: ...
 
 class Lead(_message.Message):
     __slots__ = ("job_id", "key", "sha256", "frames", "held")
@@ -256,19 +276,23 @@ class Lead(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., key: _Optional[str] = ..., sha256: _Optional[str] = ..., frames: _Optional[int] = ..., held: _Optional[int] = ...) -> None: ...
 
 class Source(_message.Message):
-    __slots__ = ("entry_id", "key", "sha256", "codec")
+    __slots__ = ("entry_id", "key", "sha256", "codec", "mask_key", "mask_sha256")
     ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
+    MASK_KEY_FIELD_NUMBER: _ClassVar[int]
+    MASK_SHA256_FIELD_NUMBER: _ClassVar[int]
     entry_id: str
     key: str
     sha256: str
     codec: str
-    def __init__(self, entry_id: _Optional[str] = ..., key: _Optional[str] = ..., sha256: _Optional[str] = ..., codec: _Optional[str] = ...) -> None: ...
+    mask_key: str
+    mask_sha256: str
+    def __init__(self, entry_id: _Optional[str] = ..., key: _Optional[str] = ..., sha256: _Optional[str] = ..., codec: _Optional[str] = ..., mask_key: _Optional[str] = ..., mask_sha256: _Optional[str] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("embed_s", "predict_s", "plan_s", "accept_s", "queue_s", "fetch_s", "encode_s", "denoise_s", "decode_s", "store_s", "total_s")
+    __slots__ = ("embed_s", "predict_s", "plan_s", "accept_s", "queue_s", "fetch_s", "encode_s", "denoise_s", "decode_s", "store_s", "total_s", "extract_s")
     EMBED_S_FIELD_NUMBER: _ClassVar[int]
     PREDICT_S_FIELD_NUMBER: _ClassVar[int]
     PLAN_S_FIELD_NUMBER: _ClassVar[int]
@@ -280,6 +304,7 @@ class Timings(_message.Message):
     DECODE_S_FIELD_NUMBER: _ClassVar[int]
     STORE_S_FIELD_NUMBER: _ClassVar[int]
     TOTAL_S_FIELD_NUMBER: _ClassVar[int]
+    EXTRACT_S_FIELD_NUMBER: _ClassVar[int]
     embed_s: float
     predict_s: float
     plan_s: float
@@ -291,7 +316,8 @@ class Timings(_message.Message):
     decode_s: float
     store_s: float
     total_s: float
-    def __init__(self, embed_s: _Optional[float] = ..., predict_s: _Optional[float] = ..., plan_s: _Optional[float] = ..., accept_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., fetch_s: _Optional[float] = ..., encode_s: _Optional[float] = ..., denoise_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., store_s: _Optional[float] = ..., total_s: _Optional[float] = ...) -> None: ...
+    extract_s: float
+    def __init__(self, embed_s: _Optional[float] = ..., predict_s: _Optional[float] = ..., plan_s: _Optional[float] = ..., accept_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., fetch_s: _Optional[float] = ..., encode_s: _Optional[float] = ..., denoise_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., store_s: _Optional[float] = ..., total_s: _Optional[float] = ..., extract_s: _Optional[float] = ...) -> None: ...
 
 class Job(_message.Message):
     __slots__ = ("id", "state", "request", "plan", "attempt", "error", "model", "steps_run", "timings", "warnings", "created_at", "updated_at", "seed_given", "picture_bytes", "picture_sha256", "fps")

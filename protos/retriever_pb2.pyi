@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PlanRequest(_message.Message):
-    __slots__ = ("request", "tenant", "seed_given", "vector", "encoder_hash", "predicted_hit", "model", "encoder_weights", "unknown_share", "dry_run", "further_image", "taken_roots", "taken_seeds")
+    __slots__ = ("request", "tenant", "seed_given", "vector", "encoder_hash", "predicted_hit", "model", "encoder_weights", "unknown_share", "dry_run", "further_image", "taken_roots", "taken_seeds", "parts", "object_vector", "background_vector")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     SEED_GIVEN_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,9 @@ class PlanRequest(_message.Message):
     FURTHER_IMAGE_FIELD_NUMBER: _ClassVar[int]
     TAKEN_ROOTS_FIELD_NUMBER: _ClassVar[int]
     TAKEN_SEEDS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_VECTOR_FIELD_NUMBER: _ClassVar[int]
+    BACKGROUND_VECTOR_FIELD_NUMBER: _ClassVar[int]
     request: _common_pb2.Request
     tenant: str
     seed_given: bool
@@ -35,7 +38,10 @@ class PlanRequest(_message.Message):
     further_image: bool
     taken_roots: _containers.RepeatedScalarFieldContainer[str]
     taken_seeds: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request: _Optional[_Union[_common_pb2.Request, _Mapping]] = ..., tenant: _Optional[str] = ..., seed_given: bool = ..., vector: _Optional[bytes] = ..., encoder_hash: _Optional[str] = ..., predicted_hit: bool = ..., model: _Optional[str] = ..., encoder_weights: _Optional[str] = ..., unknown_share: _Optional[float] = ..., dry_run: bool = ..., further_image: bool = ..., taken_roots: _Optional[_Iterable[str]] = ..., taken_seeds: _Optional[_Iterable[int]] = ...) -> None: ...
+    parts: _common_pb2.PromptParts
+    object_vector: bytes
+    background_vector: bytes
+    def __init__(self, request: _Optional[_Union[_common_pb2.Request, _Mapping]] = ..., tenant: _Optional[str] = ..., seed_given: bool = ..., vector: _Optional[bytes] = ..., encoder_hash: _Optional[str] = ..., predicted_hit: bool = ..., model: _Optional[str] = ..., encoder_weights: _Optional[str] = ..., unknown_share: _Optional[float] = ..., dry_run: bool = ..., further_image: bool = ..., taken_roots: _Optional[_Iterable[str]] = ..., taken_seeds: _Optional[_Iterable[int]] = ..., parts: _Optional[_Union[_common_pb2.PromptParts, _Mapping]] = ..., object_vector: _Optional[bytes] = ..., background_vector: _Optional[bytes] = ...) -> None: ...
 
 class PlanResponse(_message.Message):
     __slots__ = ("plan",)

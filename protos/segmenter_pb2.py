@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0fsegmenter.proto\x12\x17\x61\x66terimage.segmenter.v1\"3\n\x0eSegmentRequest\x12\x11\n\tvideo_key\x18\x01 \x01(\t\x12\x0e\n\x06object\x18\x02 \x01(\t\"d\n\x0fSegmentResponse\x12\x10\n\x08mask_key\x18\x01 \x01(\t\x12\x0e\n\x06\x66rames\x18\x02 \x01(\r\x12\r\n\x05width\x18\x03 \x01(\r\x12\x0e\n\x06height\x18\x04 \x01(\r\x12\x10\n\x08\x63overage\x18\x05 \x01(\x01\x32p\n\x10SegmenterService\x12\\\n\x07Segment\x12\'.afterimage.segmenter.v1.SegmentRequest\x1a(.afterimage.segmenter.v1.SegmentResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0fsegmenter.proto\x12\x17\x61\x66terimage.segmenter.v1\"W\n\x0eSegmentRequest\x12\x11\n\tvideo_key\x18\x01 \x01(\t\x12\x0e\n\x06object\x18\x02 \x01(\t\x12\x12\n\nbackground\x18\x03 \x01(\t\x12\x0e\n\x06job_id\x18\x04 \x01(\t\"\x9f\x01\n\x0fSegmentResponse\x12\x10\n\x08mask_key\x18\x01 \x01(\t\x12\x0e\n\x06\x66rames\x18\x02 \x01(\r\x12\r\n\x05width\x18\x03 \x01(\r\x12\x0e\n\x06height\x18\x04 \x01(\r\x12\x10\n\x08\x63overage\x18\x05 \x01(\x01\x12\x0c\n\x04mask\x18\x06 \x01(\x0c\x12\x1b\n\x13\x62\x61\x63kground_coverage\x18\x07 \x01(\x01\x12\x0e\n\x06reason\x18\x08 \x01(\t2p\n\x10SegmenterService\x12\\\n\x07Segment\x12\'.afterimage.segmenter.v1.SegmentRequest\x1a(.afterimage.segmenter.v1.SegmentResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'segmenter_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SEGMENTREQUEST']._serialized_start=44
-  _globals['_SEGMENTREQUEST']._serialized_end=95
-  _globals['_SEGMENTRESPONSE']._serialized_start=97
-  _globals['_SEGMENTRESPONSE']._serialized_end=197
-  _globals['_SEGMENTERSERVICE']._serialized_start=199
-  _globals['_SEGMENTERSERVICE']._serialized_end=311
+  _globals['_SEGMENTREQUEST']._serialized_end=131
+  _globals['_SEGMENTRESPONSE']._serialized_start=134
+  _globals['_SEGMENTRESPONSE']._serialized_end=293
+  _globals['_SEGMENTERSERVICE']._serialized_start=295
+  _globals['_SEGMENTERSERVICE']._serialized_end=407
 # @@protoc_insertion_point(module_scope)

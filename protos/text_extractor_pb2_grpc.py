@@ -45,7 +45,7 @@ class TextExtractorServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Extract(self, request, context):
-        """Return the object and background phrases of a prompt.
+        """Return the object and background phrases of prompts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

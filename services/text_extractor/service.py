@@ -1,0 +1,79 @@
+"""Serves Extract: cached prompts at once, other prompts in micro-batches (FlexCache §3.2, §4.2.1)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+import grpc
+from cachetools import LRUCache
+
+from protos import text_extractor_pb2 as pb
+from protos import text_extractor_pb2_grpc as pb_grpc
+from services.text_extractor import Extraction
+from services.text_extractor.choice import open_extractor
+from shared.domain.errors import InvalidRequestError
+from shared.domain.parts import Parts
+from shared.runtime.batching import MicroBatcher
+from shared.runtime.telemetry import METRICS
+from shared.service import Context
+
+MAX_PROMPTS = 256
+"""Largest number of prompts per call."""
+
+
+class TextExtractorService(pb_grpc.TextExtractorServiceServicer):
+    name: ClassVar[str] = "text_extractor"
+    ports: ClassVar[frozenset[str]] = frozenset()
+
+    async def start(self, context: Context) -> None:
+        settings = self._settings = context.settings
+        self._thread = ThreadPoolExecutor(1, "text_extractor")
+        loop = asyncio.get_running_loop()
+        self._extractor = await loop.run_in_executor(self._thread, open_extractor, settings)
+        self._remembered: LRUCache[str, Extraction] = LRUCache(settings.extract_cache)
+        self._prompts: MicroBatcher[str, Extraction] = MicroBatcher(self._run, seats=self._extractor.seats)
+
+    def register(self, server: grpc.aio.Server) -> str:
+        pb_grpc.add_TextExtractorServiceServicer_to_server(self, server)
+        return pb.DESCRIPTOR.services_by_name["TextExtractorService"].full_name
+
+    async def drain(self) -> None:
+        await self._prompts.close()
+
+    async def stop(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def Extract(self, request: pb.ExtractRequest, context: Any) -> pb.ExtractResponse:
+        prompts = list(request.prompts)
+        if len(prompts) > MAX_PROMPTS:
+            raise InvalidRequestError("prompts", f"must have at most {MAX_PROMPTS} items per call", len(prompts))
+        for number, prompt in enumerate(prompts):
+            if len(prompt) > self._settings.max_prompt_chars:
+                rule = f"must have at most {self._settings.max_prompt_chars} characters"
+                raise InvalidRequestError(f"prompts[{number}]", rule, len(prompt))
+        known = {prompt: found for prompt in prompts if (found := self._remembered.get(prompt)) is not None}
+        fresh = list(dict.fromkeys(prompt for prompt in prompts if prompt not in known))
+        for prompt, found in zip(fresh, await self._prompts.submit(fresh), strict=True):
+            known[prompt] = found
+            if self._remembered.maxsize:
+                self._remembered[prompt] = found
+        parts = [_message(prompt, known[prompt]) for prompt in prompts]
+        return pb.ExtractResponse(extractor=self._extractor.id, parts=parts)
+
+    async def _run(self, batch: list[str]) -> Sequence[Extraction]:
+        def timed() -> list[Extraction]:
+            start = time.monotonic()
+            found = self._extractor.extract(batch)
+            METRICS.stage_seconds.labels("extract_forward").observe(time.monotonic() - start)
+            return found
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, timed)
+
+
+def _message(prompt: str, found: Extraction) -> pb.Parts:
+    parts = found.parts(prompt) if found.sure else Parts()
+    return pb.Parts(object=parts.object, background=parts.background, sure=found.sure)
