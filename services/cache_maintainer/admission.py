@@ -50,6 +50,7 @@ def offer_of(entry: Entry, job: Job, at: float) -> Offer:
         job.plan.run_steps(job.request.steps),
         [replace(one, steps=one.steps or job.request.steps) for one in job.plan.candidates if one.kind == "latent"],
         picture.bytes if picture is not None else None,
+        {state.step: state.needs for state in latents if state.needs},
     )
 
 
@@ -62,8 +63,10 @@ def _picture(entry_id: str, result: Result) -> State:
 
 
 def keeping(entry: Entry, steps: Sequence[int]) -> Entry:
-    """Return the entry with only the states of these steps (PICTURE_STEP: the image)."""
-    return replace(entry, states=tuple(state for state in entry.states if state.step in steps))
+    """Return the entry with only the states of these steps (PICTURE_STEP: the image). Without a latent there is nothing
+    to stitch, and its masks stay with the job."""
+    kept = replace(entry, states=tuple(state for state in entry.states if state.step in steps))
+    return kept if kept.latents else replace(kept, mask=None)
 
 
 def left_out(jobs: Sequence[Job], kept: Sequence[Entry]) -> list[str]:

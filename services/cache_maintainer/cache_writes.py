@@ -1,89 +1,22 @@
-"""The cache's writes, ordered so that the index never names a missing blob (docs/architecture.md, Write order).
-
-This module exceeds 300 lines on purpose: insertion, eviction and purge share one lock and one write order.
-"""
+"""The cache's writes, ordered so that the index never names a missing blob (docs/architecture.md, Write order)."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from services.cache_maintainer.admission import admit, keeping, left_out, offer_of
-from services.cache_maintainer.contents import CacheContents
-from services.cache_maintainer.deferred_deletes import DeferredDeletes
-from services.cache_maintainer.eviction.scored import StateStore
-from services.cache_maintainer.eviction.window import Window
-from services.cache_maintainer.recent_entries import Fresh
-from services.cache_maintainer.retry_schedule import RetrySchedule
-from shared.domain.errors import AfterimageError, NotFoundError, StorageFullError, UnreadableRowError, passes
-from shared.domain.messages import EntriesCached, EntriesEvicted
-from shared.domain.types import PICTURE_STEP, Entry, Job, Modality, State
-from shared.index.rebuild import reconcile, refind
-from shared.runtime.clock import Clock
+from services.cache_maintainer.cache_index import step_label
+from services.cache_maintainer.removals import Removals
+from shared.domain.errors import NotFoundError, UnreadableRowError, passes
+from shared.domain.masks import Mask
+from shared.domain.messages import EntriesCached
+from shared.domain.types import PICTURE_STEP, Entry, Job, Modality
 from shared.runtime.telemetry import METRICS, log
-from shared.service.backends import Backends
-
-IDS_IN_A_FACT = 1000
-"""Entry ids per event: keeps each message well below the bus's size limit."""
 
 
-@dataclass
-class Counts:
-    """Counts since this process started."""
-
-    inserted: int = 0
-    evicted: int = 0
-    holes: int = 0
-    """States evicted from entries that kept other states."""
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """Counts of what a purge removed; `states` and `bytes` count latents only."""
-
-    entries: int
-    states: int
-    bytes: int
-
-
-class Cache:
+class Cache(Removals):
     """Inserts, evicts and purges entries, one operation at a time; deletes blobs after the grace."""
-
-    def __init__(
-        self,
-        backends: Backends,
-        shelf: StateStore,
-        clock: Clock,
-        *,
-        max_bytes: int,
-        grace_s: float,
-        check: Callable[[], None] = lambda: None,
-        pictures: Window | None = None,
-        pictures_of: Callable[[str], bool] = lambda model: True,
-    ) -> None:
-        """Share the state store `shelf` and the backends with the service.
-
-        `check` raises when this process may not write any more. It is called before writes that the catalog cannot
-        fence. `max_bytes` is the latents' budget. `pictures` is the window of images that other models may start from,
-        if any. `pictures_of(model)` returns whether this model's images belong in that window.
-        """
-        self.held = CacheContents(shelf, pictures, max_bytes)
-        self.shelf, self.pictures = shelf, pictures
-        self._pictures_of = pictures_of
-        self.counts = Counts()
-        self._backends = backends
-        self._clock = clock
-        self._check = check
-        self._lock = asyncio.Lock()
-        self.setbacks = RetrySchedule()
-        self._doubtful: set[str] = set()
-        """Entries whose insertion failed, or succeeded without a reply."""
-        self._unindexed: set[str] = set()
-        """Entries whose row changed and whose index object may be stale."""
-        self._fresh = Fresh()
-        self.doomed = DeferredDeletes(backends, clock, grace_s, check)
 
     async def insert(self, job_ids: Sequence[str]) -> list[Entry]:
         """Turn succeeded jobs into entries and return the new ones.
@@ -114,16 +47,11 @@ class Cache:
         """Return whether the window holds the entry's image; jobs can start from the image once it is embedded."""
         return self.pictures is not None and self.pictures.shelf.get((entry_id, PICTURE_STEP)) is not None
 
-    async def drop_picture(self, entry_id: str) -> None:
-        """Remove the image from the window, so that no job starts from it.
-
-        The blob stays for its job and for exact repeats.
-        """
-        async with self._lock:
-            state = self.held.of(PICTURE_STEP).get((entry_id, PICTURE_STEP))
-            if state is not None:
-                self.held.take(state)
-                await self._take_away([state])
+    async def index_pending(self) -> None:
+        """Index the entries whose earlier index writes failed."""
+        async with self._lock:  # without the lock, an entry that is being evicted would return to the index
+            await self._look_again()
+            await self._index_pending()
 
     async def place_pictures(self, vectors: Mapping[str, bytes], encoder_hash: str) -> None:
         """Index images by their embeddings (entry id → float32, little endian).
@@ -201,9 +129,8 @@ class Cache:
         added: list[Entry] = []
         failed: list[Exception] = []
         for entry in entries:
-            vector = jobs[entry.id].vector
             try:
-                if await self._backends.catalog.entries.add(entry, {"whole": vector} if vector else {}):
+                if await self._backends.catalog.entries.add(entry, jobs[entry.id].vectors):
                     added.append(entry)
                     self._shelve(entry)
                 self.held.settled(entry.id)
@@ -222,207 +149,31 @@ class Cache:
             raise failed[0]
         return added
 
+    async def note_mask(self, job_id: str, mask: Mask) -> None:
+        """Note the masks of this job's result, before or after its entry exists; repeated notes do nothing.
+
+        A blob that no row may name is deleted after the grace. Searches of other processes then read the entry again.
+        """
+        async with self._lock:
+            entries = self._backends.catalog.entries
+            if not await entries.note_mask(job_id, mask):
+                self.doomed.add([mask.key])
+                return
+            entry = (await entries.by_ids([job_id])).get(job_id)  # an entry has the id of its job
+            if entry is None or entry.mask is None:
+                return
+            self.held.masks.put(entry.id, entry.mask.bytes)
+            await self._tell_evicted([], [entry.id])  # copies in memory have no masks
+            await self._evict(self.held.make_room(self._clock.now()))
+
     def _shelve(self, entry: Entry) -> None:
         now = self._clock.now()
+        if entry.mask is not None:
+            self.held.masks.put(entry.id, entry.mask.bytes)
         for state in entry.states:
             at = replace(state, created_at=state.created_at or now, used_at=state.used_at or now)
             self.held.put(at.bare())
             self.counts.inserted += not state.is_picture
-            METRICS.inserted.labels(_label(state.step)).inc()
+            METRICS.inserted.labels(step_label(state.step)).inc()
         if entry.states:
             self._unindexed.add(entry.id)
-
-    async def _tell_evicted(self, entry_ids: Sequence[str], holes: Sequence[str] = ()) -> None:
-        """Publish evictions, split into events that fit the broker's size limit."""
-        for start in range(0, max(len(entry_ids), len(holes)), IDS_IN_A_FACT):
-            part = slice(start, start + IDS_IN_A_FACT)
-            await self._tell(EntriesEvicted(tuple(entry_ids[part]), tuple(holes[part])))
-
-    async def _tell(self, fact: EntriesCached | EntriesEvicted) -> None:
-        """Publish an event; only log a failure, because consumers that miss the event reread the catalog."""
-        try:
-            await self._backends.bus.publish(fact)
-        except AfterimageError as error:
-            log("cache_maintainer").warning("bus unreachable, event lost", fact=type(fact).__name__, error=str(error))
-
-    async def index_pending(self) -> None:
-        """Index the entries whose earlier index writes failed."""
-        async with self._lock:  # without the lock, an entry that is being evicted would return to the index
-            await self._look_again()
-            await self._index_pending()
-
-    async def _index_pending(self) -> None:
-        """Write pending entries to the index from their catalog rows; on failure, keep them pending."""
-        try:
-            self._check()
-            await reconcile(self._backends.catalog, self._backends.index, self._unindexed)
-            self.note_fresh(self._unindexed)
-        except Exception as error:
-            log("cache_maintainer").warning(
-                "index unreachable, entries wait", entries=len(self._unindexed), error=str(error)
-            )
-            return
-        self._unindexed.clear()
-
-    def note_fresh(self, entry_ids: Iterable[str]) -> None:
-        if not self._backends.index.process_local:
-            self._fresh.added(entry_ids, self._clock.monotonic())
-
-    async def find_fresh(self) -> int:
-        """Search for recently indexed entries and index those again that no search finds. Return how many."""
-        catalog, index, now = self._backends.catalog, self._backends.index, self._clock.monotonic()
-        due = self._fresh.due(now)
-        live = sorted(await catalog.entries.live(due)) if due else []
-        missing: set[str] = set()
-        if live:
-            self._check()
-            missing = await refind(catalog, index, live)
-        self._fresh.found(due)
-        self._fresh.added(missing, now)
-        return len(missing)
-
-    async def _evict(self, victims: Sequence[State]) -> None:
-        """Remove states that the store evicted from the index, the catalog and the blobs, and count them."""
-        if not victims:
-            return
-        latents = [state for state in victims if not state.is_picture]
-        holes = sum(self.shelf.alive(state.entry_id) for state in latents)
-        await self._take_away(victims)
-        self.counts.evicted += len(latents)
-        self.counts.holes += holes
-        for state in victims:
-            METRICS.evicted.labels(self.held.of(state.step).policy.name, _label(state.step)).inc()
-
-    async def _take_away(self, victims: Sequence[State]) -> None:
-        """Remove states from the index, then from the catalog, then their blobs after the grace.
-
-        An index object is removed when its entry has no state left. An image's blob stays as long as its job or its
-        entry names it.
-        """
-        entries = {state.entry_id for state in victims}
-        dead = {entry_id for entry_id in entries if not self.held.alive(entry_id)}
-        try:
-            self._check()
-            await self._backends.index.remove(sorted(dead))
-            dropped = await self._backends.catalog.entries.drop_states([(one.entry_id, one.step) for one in victims])
-        except BaseException:
-            # the rows still exist: the next insertion evicts these states again
-            for state in victims:
-                self.held.put(state)
-            self._unindexed |= entries
-            raise
-        # States in memory hold no keys. Blobs of rows that an earlier try dropped without a reply are orphans, which
-        # the collector finds.
-        self.doomed.add([state.key for state in dropped])
-        # A rebuild may have re-indexed dead entries between the two writes. Entries that lost their last latent must
-        # lose their prompt vector, and those that lost their image must lose their image vector.
-        spent = {entry_id for entry_id in entries if not self.shelf.alive(entry_id)}
-        self._unindexed |= dead | spent | {state.entry_id for state in victims if state.is_picture}
-        await self._index_pending()
-        await self._tell_evicted(sorted(spent), sorted(entries - spent))
-        self._show_sizes()
-
-    async def lose(self, entry_id: str, step: int, key: str) -> None:
-        """Remove a state whose blob a worker found missing or corrupt (step 0: the entry's image).
-
-        Repeated reports do nothing. The state is removed as in an eviction. An entry whose image is gone is removed
-        whole.
-        """
-        async with self._lock:
-            found = await self._backends.catalog.entries.by_ids([entry_id])
-            if step == PICTURE_STEP:
-                await self._drop([entry for entry in found.values() if entry.picture_key == key])
-                return
-            named = {(one.step, one.key) for entry in found.values() for one in entry.states}
-            state = self.shelf.get((entry_id, step))
-            if state is not None and (step, key) in named:
-                self.shelf.remove((entry_id, step))
-                await self._take_away([state])
-
-    async def shrink(self) -> None:
-        """Evict until the budgets hold: after a restart with a smaller budget, or for images that became too old."""
-        async with self._lock:
-            await self._evict(self.held.make_room(self._clock.now()))
-
-    async def purge(self, wanted: Callable[[Entry], bool]) -> Removed:
-        """Remove whole entries at once, with leftovers of their jobs' failed attempts; images that a job names stay."""
-        async with self._lock:
-            doomed: list[Entry] = []
-            after = ""
-            while True:
-                page, after = await self._backends.catalog.entries.page(1000, after)
-                doomed += [entry for entry in page if wanted(entry)]
-                if not after:
-                    break
-            await self._erase(doomed)
-            removed = await self._drop(doomed)
-            await self._erase(doomed)  # the first call may have failed for lack of disk space
-            return removed
-
-    async def _erase(self, entries: Sequence[Entry]) -> None:
-        """Record in the catalog that leftovers of these entries' blobs skip the quarantine."""
-        with suppress(StorageFullError):
-            await self._backends.catalog.custody.erase([entry.job_id or entry.id for entry in entries])
-
-    async def _drop(self, entries: Sequence[Entry]) -> Removed:
-        if not entries:
-            return Removed(0, 0, 0)
-        ids = tuple(entry.id for entry in entries)
-        self._check()
-        await self._backends.index.remove(ids)
-        try:
-            gone = await self._drop_rows(entries)
-        finally:  # check the index against the catalog, whether or not the rows were dropped
-            self._unindexed.update(ids)
-        await self._index_pending()
-        states = [state for entry in gone for state in entry.states]
-        for state in states:
-            self.held.take(state)
-        self.doomed.add([state.key for state in states] + [entry.picture_key for entry in gone])
-        await self._tell_evicted(ids)
-        self._show_sizes(more=-len(gone))
-        latents = [state for state in states if not state.is_picture]
-        return Removed(len(gone), len(latents), sum(state.bytes for state in latents))
-
-    async def _drop_rows(self, entries: Sequence[Entry]) -> list[Entry]:
-        ids = [entry.id for entry in entries]
-        try:
-            return await self._backends.catalog.entries.drop_entries(ids)
-        except StorageFullError:
-            # On a full disk, row deletion fails too: delete the latents' blobs first. A state without its blob is a
-            # hole. Images stay, because jobs name them too.
-            self._check()
-            await self._backends.blobs.delete([state.key for entry in entries for state in entry.latents])
-            return await self._backends.catalog.entries.drop_entries(ids)
-
-    async def drop_spent(self) -> None:
-        """Drop entries that only answered exact repeats and whose job expired."""
-        async with self._lock:
-            ids = await self._backends.catalog.entries.spent()
-            if ids:
-                await self._drop(list((await self._backends.catalog.entries.by_ids(ids)).values()))
-
-    async def measure(self) -> None:
-        """Set the gauges from row counts in the catalog. Too slow to run after every batch."""
-        totals = await self._backends.catalog.entries.totals()
-        METRICS.cache_bytes.set(totals.bytes)
-        METRICS.cache_entries.set(totals.entries)
-        METRICS.cache_states.set(totals.states)
-        METRICS.cache_pictures.set(totals.pictures)
-        METRICS.cache_picture_bytes.set(totals.picture_bytes)
-
-    def _show_sizes(self, more: int = 0) -> None:
-        """Set the gauges from the stores' sizes; `more` is the change in the number of catalog entries."""
-        METRICS.cache_entries.inc(more)
-        METRICS.cache_bytes.set(self.shelf.bytes)
-        METRICS.cache_states.set(len(self.shelf))
-        if self.pictures is not None:
-            METRICS.cache_pictures.set(len(self.pictures.shelf))
-            METRICS.cache_picture_bytes.set(self.pictures.shelf.bytes)
-
-
-def _label(step: int) -> str:
-    """Return a metric label for a step, with bounded cardinality for any number of steps."""
-    if step == PICTURE_STEP:
-        return "picture"
-    return str(step) if step <= 50 else "above 50"

@@ -6,7 +6,7 @@ catalog.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -31,9 +31,15 @@ class CacheContents:
     latents: StateStore
     pictures: Window | None
     max_bytes: int
-    """Budget of the latents."""
+    """Budget of the latents and the masks."""
+    masks: MaskSizes = field(default_factory=lambda: MaskSizes())
     _weighed: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Entry → steps that the policy admitted, until the entry is settled."""
+
+    @property
+    def room(self) -> int:
+        """Bytes that the latents may have: the budget without the masks."""
+        return max(self.max_bytes - self.masks.total, 0)
 
     def take_in(self, offers: Sequence[Offer], now: float) -> Taken:
         """Decide which states of these offers are kept, and what is evicted: latents for latents, images for images.
@@ -43,11 +49,12 @@ class CacheContents:
         `settled` for each entry.
         """
         kept, count, size = [], 0, 0
-        for offer in fitting(offers, self.max_bytes):
+        room = self.room
+        for offer in fitting(offers, room):
             steps = self._let_in(offer)
             kept.append(steps)
             count, size = count + len(steps), size + offer.bytes_of(steps)
-        victims = self.latents.make_room(count, size, self.max_bytes, now)
+        victims = self.latents.make_room(count, size, room, now)
         if self.pictures is not None:
             coming = last_that_fit([offer.picture_bytes for offer in offers], self.pictures.limits)
             victims += self.pictures.make_room(len(coming), sum(coming.values()), now)
@@ -57,9 +64,9 @@ class CacheContents:
     def _let_in(self, offer: Offer) -> tuple[int, ...]:
         before = self._weighed.get(offer.entry_id)
         if before is not None:  # in a larger batch, fewer steps may fit
-            return tuple(step for step in before if step in offer.steps)
+            return offer.readable([step for step in before if step in offer.steps])
         self.latents.looked_up(offer.wishes, offer.at, offer.total)
-        steps = self._weighed[offer.entry_id] = self.latents.admit(offer, self.max_bytes)
+        steps = self._weighed[offer.entry_id] = offer.readable(self.latents.admit(offer, self.room))
         return steps
 
     def settled(self, entry_id: str) -> None:
@@ -75,7 +82,7 @@ class CacheContents:
 
     def make_room(self, now: float) -> list[State]:
         """Evict without inserting, after budgets were lowered or when images became too old."""
-        victims = self.latents.make_room(0, 0, self.max_bytes, now)
+        victims = self.latents.make_room(0, 0, self.room, now)
         return victims if self.pictures is None else victims + self.pictures.make_room(0, 0, now)
 
     def put(self, state: State) -> None:
@@ -103,6 +110,27 @@ class CacheContents:
     def use(self, entry_id: str, step: int, at: float) -> None:
         """Record that a job started from this state, or (step 0) started from the entry's image or returned it."""
         self.of(step).use((entry_id, step), at)
+
+
+class MaskSizes:
+    """Bytes of each entry's masks, and their sum."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, int] = {}
+        self.total = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._of)
+
+    def __contains__(self, entry_id: str) -> bool:
+        return entry_id in self._of
+
+    def put(self, entry_id: str, size: int) -> None:
+        self.total += size - self._of.get(entry_id, 0)
+        self._of[entry_id] = size
+
+    def pop(self, entry_id: str) -> None:
+        self.total -= self._of.pop(entry_id, 0)
 
 
 def fitting(offers: Sequence[Offer], max_bytes: int) -> Sequence[Offer]:

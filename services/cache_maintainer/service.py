@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, ClassVar
 
@@ -17,21 +16,21 @@ from services.cache_maintainer.eviction.policies import state_store_of, window_o
 from services.cache_maintainer.live_checks import EVERY_S, LiveChecks
 from services.cache_maintainer.orphan_collector import Collector
 from services.cache_maintainer.pictures import Pictures
-from services.cache_maintainer.recent_entries import NEWEST
+from services.cache_maintainer.retry_schedule import RetrySchedule
 from services.cache_maintainer.rpc_messages import PAGE, checked_cells, shown, stats, wanted
+from services.cache_maintainer.upkeep import Upkeep
 from services.cache_maintainer.uses import Uses
 from shared.bus import Subscription
 from shared.domain.errors import AfterimageError, UnavailableError
-from shared.domain.messages import JobQueued, JobSucceeded, Message, StateLost, StateUsed
-from shared.index.rebuild import repair_index
+from shared.domain.masks import Mask
+from shared.domain.messages import JobQueued, JobSucceeded, Message, StateLost, StateUsed, VideoSegmented
 from shared.models.card_lookup import served_card
-from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
 from shared.service.leadership import Leadership
 
 
-class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
+class CacheMaintainerService(Upkeep, pb_grpc.CacheMaintainerServiceServicer):
     name: ClassVar[str] = "cache_maintainer"
 
     async def start(self, context: Context) -> None:
@@ -75,6 +74,8 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         self._unembedded = asyncio.Event()
         self._unembedded.set()
         """Set while an image may be waiting for its embedding."""
+        self._masks: dict[str, Mask] = {}
+        self._mask_setbacks = RetrySchedule()
         self._behind = True
         """True when the catalog must be queried for uncached jobs: at the start, and after a batch that failed."""
         # looked up once: finding a model card may take a while
@@ -93,9 +94,11 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             pictures=window_of(settings, [one for one in states if one.is_picture]),
             pictures_of=self._pictures_of,
         )
+        for entry_id, size in (await context.backends.catalog.entries.mask_sizes()).items():
+            self.cache.held.masks.put(entry_id, size)
         self._collector = Collector(self._backends, context.clock, settings, self._leadership.check)
         self._subscription: Subscription = await context.backends.bus.subscribe(
-            [JobSucceeded, StateUsed, StateLost, *([JobQueued] if settings.check_share else [])],
+            [JobSucceeded, StateUsed, StateLost, VideoSegmented, *([JobQueued] if settings.check_share else [])],
             self.handle,
             queue=self.name,
         )
@@ -152,18 +155,6 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             await self._work.guarded(self._delete_unread)
         await self._leadership.give_up()  # last: after this, this replica deletes nothing
 
-    async def _delete_unread(self) -> None:
-        if await self._collector.may_delete():
-            await self.cache.doomed.delete(unread=True)
-
-    async def _delete_evicted(self) -> None:
-        if await self._collector.may_delete():
-            await self.cache.doomed.delete()
-
-    @property
-    def _settings(self) -> Settings:
-        return self._context.settings
-
     # ---- events ----
 
     async def handle(self, message: Message) -> None:
@@ -175,10 +166,13 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
                 await self._checks.queued()
             case StateUsed(entry_id=entry_id, step=step):
                 at = self._context.clock.now()
-                self.cache.held.use(entry_id, step, at)
-                self._uses.add(entry_id, step, at)
+                for name, read in self.cache.held.of(step).read_with((entry_id, step)):
+                    self.cache.held.use(name, read, at)
+                    self._uses.add(name, read, at)
             case StateLost(entry_id=entry_id, step=step, key=key):
                 await self.cache.lose(entry_id, step, key)
+            case VideoSegmented(job_id=job_id, mask_key=key, sha256=sha256, bytes=size):
+                await self._segmented(job_id, Mask(key, sha256, size))
             case _:
                 return
 
@@ -199,70 +193,6 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
                 # the catalog lists these jobs until they are cached, so none is lost
                 self._behind = True
                 raise
-
-    async def _insert(self, job_ids: Sequence[str]) -> None:
-        try:
-            added = await self.cache.insert(job_ids)
-        except BaseException:
-            self._pictures.behind = True  # some entries may be in the cache despite the error
-            raise
-        if self._pictures.hear(added):
-            self._unembedded.set()
-
-    async def catch_up(self) -> None:
-        """Cache, or drop, finished jobs whose events were missed or whose insertion failed."""
-        self._behind, seen, after = False, set[str](), ""
-        try:
-            while job_ids := await self._backends.catalog.jobs.to_cache(self._settings.cache_batch_max, after):
-                await self._insert(job_ids)
-                seen.update(job_ids)
-                after = job_ids[-1]
-        except BaseException:
-            self._behind = True
-            raise
-        await self.cache.only_waiting(seen)
-
-    async def collect(self) -> None:
-        """Expire results, drop entries of expired jobs that answered only exact repeats, and collect orphan blobs.
-
-        A step that fails does not stop the other steps.
-        """
-        work = (self._expire, self.cache.drop_spent, self.catch_up, self._repair_index, self._collect_orphans)
-        for step in (*work, self.cache.measure):
-            await self._work.guarded(step)
-
-    async def _expire(self) -> None:
-        self.cache.doomed.add(await self._backends.catalog.jobs.expire(self._settings.results_keep_s))
-
-    async def _repair_index(self) -> None:
-        """Make the index agree with the catalog: a kill of maintainer or server between two writes may leave them
-        different."""
-        backends = self._backends
-        if not backends.index.process_local:
-            found = await repair_index(backends.catalog, backends.index, lambda _: None)
-            if found.added or found.removed:
-                log(self.name).info("index repaired", added=found.added, removed=found.removed)
-
-    async def _doubt_newest(self) -> None:
-        """Schedule a check of the newest entries: a killed leader may have written them to the catalog only."""
-        newest, _ = await self._backends.catalog.entries.page(NEWEST)
-        self.cache.note_fresh(entry.id for entry in newest if entry.states)
-
-    async def _find_fresh(self) -> None:
-        if again := await self.cache.find_fresh():
-            log(self.name).info("entries indexed again", entries=again)
-
-    async def _collect_orphans(self) -> None:
-        await self._collector.collect()
-
-    async def _tidy(self) -> None:
-        for step in (self._delete_evicted, self.cache.index_pending, self.cache.shrink, self._find_fresh):
-            await self._work.guarded(step)
-        if self._pictures.look_again():  # images remain, because the embedder was unreachable or one image failed
-            self._unembedded.set()
-        # with several replicas, an event may have reached a former leader, or was lost with its broker
-        if self._behind or not self._leadership.alone:
-            await self.catch_up()
 
     async def _batches(self) -> None:
         """Insert one batch at most `cache_batch_s` seconds after its first job."""

@@ -40,6 +40,23 @@ def _now_on_postgresql(_element: now_s, _compiler: SQLCompiler, **_kw: Any) -> s
 ENDED = "state IN ('succeeded', 'failed', 'cancelled')"
 """Literal SQL: with bound values, neither database can prove that the partial index covers the query."""
 
+UNSEGMENTED = "object_vector IS NOT NULL AND mask_key IS NULL AND unmasked = ''"
+NAMED_MASK = sa.text("mask_key IS NOT NULL")
+
+
+def _mask_columns() -> tuple[sa.Column[Any], ...]:
+    """Return the columns of `shared.domain.masks.Mask`; without a mask its key is NULL."""
+    return (
+        sa.Column("mask_key", sa.Text, nullable=True),
+        sa.Column("mask_sha256", sa.Text, nullable=False, server_default=""),
+        sa.Column("mask_bytes", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+    )
+
+
+def _by_mask(table: str) -> sa.Index:
+    return sa.Index(f"ix_{table}_mask_key", "mask_key", sqlite_where=NAMED_MASK, postgresql_where=NAMED_MASK)
+
+
 jobs = sa.Table(
     "jobs",
     METADATA,
@@ -76,7 +93,14 @@ jobs = sa.Table(
     sa.Column("result", sa.Text, nullable=False),  # JSON of shared.domain.types.Result, empty until there is one
     sa.Column("warnings", sa.Text, nullable=False),  # JSON list, empty for none
     sa.Column("vector", sa.LargeBinary, nullable=False),
+    sa.Column("object_vector", sa.LargeBinary, nullable=True),
+    sa.Column("background_vector", sa.LargeBinary, nullable=True),
+    # the masks, until an entry names them
+    *_mask_columns(),
+    sa.Column("unmasked", sa.Text, nullable=False, server_default=""),  # why there are no masks; empty: undecided
+    sa.Index("ix_jobs_unsegmented", "id", sqlite_where=sa.text(UNSEGMENTED), postgresql_where=sa.text(UNSEGMENTED)),
     sa.Index(None, "state", "lane", "id"),
+    _by_mask("jobs"),
     sa.Index(None, "tenant", "id"),
     sa.Index(
         "ix_jobs_picture_key",
@@ -144,7 +168,11 @@ entries = sa.Table(
     sa.Column("root", sa.Text, nullable=False, server_default=""),  # entry id; empty: the entry itself
     sa.Column("seed", sa.Text, nullable=False, server_default=""),  # decimal, up to 2^64 − 1; empty: unknown
     sa.Column("frames", sa.Integer, nullable=False, server_default="1"),
+    sa.Column("parts", sa.Text, nullable=False, server_default=""),  # JSON of shared.domain.parts.Parts, or empty
+    sa.Column("background_root", sa.Text, nullable=False, server_default=""),  # entry id; of a stitched entry
+    *_mask_columns(),
     sa.Index(None, "exact_key", "owner", "id"),
+    _by_mask("entries"),
 )
 
 states = sa.Table(

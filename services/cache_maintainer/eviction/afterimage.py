@@ -134,6 +134,8 @@ class ExpectedStateStore(StateStore):
             self._entries.used_at[slot] = state.used_at
         place = self._place_of(state.step, int(self._entries.total[slot]))
         self._entries.held[slot] |= 1 << place
+        if state.needs:
+            self._entries.base[slot] = 1 + self._place_of(state.needs, int(self._entries.total[slot]))
         if state.step != self.demand.levels[place]:
             of_entry = self._steps.setdefault(state.entry_id, {})
             of_entry.setdefault(place, []).append(state.step)
@@ -149,6 +151,8 @@ class ExpectedStateStore(StateStore):
             self._steps[key[0]][place].remove(key[1])
         if not any((key[0], step) in self for step in self._steps_at(key[0], place)):
             self._entries.held[slot] &= ~(1 << place)
+        if not any(state.needs for state in self._states.of(key[0])):
+            self._entries.base[slot] = 0
         if not self.alive(key[0]):
             self.forget(key[0])
 
@@ -212,6 +216,11 @@ class ExpectedStateStore(StateStore):
             has = np.flatnonzero(held >> place & 1)
             below, above = self._below[held[has], place], self._above[held[has], place]
             worths[has, place] = self.demand.worth(kinds[has], silent_s[has], place, below, above)
+        base = self._entries.base[slots]
+        runs = np.flatnonzero((base > 0) & (held >> np.maximum(base - 1, 0) & 1 == 1))
+        means = np.ma.masked_invalid(worths[runs]).mean(axis=1)  # states that need a base leave with it: one worth
+        worths[runs] = np.inf
+        worths[runs, base[runs] - 1] = means
         flat = (worths / self._entries.bytes[slots][:, None]).ravel()
         batch = min(self._batch(), len(self))
         chosen = np.argpartition(flat, batch - 1)[:batch]
@@ -230,6 +239,8 @@ class ExpectedStateStore(StateStore):
                 for place in places
             ]
             worst = min(range(len(left)), key=worths.__getitem__)
+            if offer.needs:  # all or none: a base has most bytes of its run
+                return steps if sum(worths) >= least * len(left) else ()
             if worths[worst] >= least:
                 break
             del left[worst]

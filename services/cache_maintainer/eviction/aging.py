@@ -88,10 +88,11 @@ class AgingStateStore(StateStore):
         heapq.heapify(heads)
         while heads:
             _, _, key, group = heapq.heappop(heads)
-            state = self._states[key]
-            self._queues[group].popleft()
-            self._items -= 1
-            yield state
+            state = self._states.get(key)
+            if state is not None:  # else the state went with the one that it needs, and `_put_head` drops the item
+                self._queues[group].popleft()
+                self._items -= 1
+                yield state
             before = len(heads)
             self._put_head(heads, group, now)
             if len(heads) > before:

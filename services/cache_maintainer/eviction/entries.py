@@ -19,6 +19,8 @@ class Entries:
         self.uses = np.zeros(1024, np.int64)
         self.held = np.zeros(1024, np.int64)
         """Bit p is set if the state at level index p is present."""
+        self.base = np.zeros(1024, np.int64)
+        """1 + level index of the state that others of the entry need; 0: none."""
         self.bytes = np.ones(1024, np.int64)
         """Bytes of one state."""
         self.total = np.full(1024, OF, np.int64)
@@ -31,13 +33,13 @@ class Entries:
         if not self._free:
             count = len(self.names)
             self.names += [""] * count
-            for column in ("user", "newer", "start", "uses", "held", "bytes", "total", "used_at"):
+            for column in ("user", "newer", "start", "uses", "held", "base", "bytes", "total", "used_at"):
                 before = getattr(self, column)
                 setattr(self, column, np.concatenate([before, np.zeros(count, before.dtype)]))
             self._free = list(range(2 * count - 1, count - 1, -1))
         slot = self._free.pop()
         self.names[slot] = name
-        self.newer[slot] = self.start[slot] = self.uses[slot] = self.held[slot] = 0
+        self.newer[slot] = self.start[slot] = self.uses[slot] = self.held[slot] = self.base[slot] = 0
         return slot
 
     def give_back(self, slot: int) -> None:

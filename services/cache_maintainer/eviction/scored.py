@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
 
 from services.cache_maintainer.eviction.states import Key, States
@@ -59,11 +59,17 @@ class Offer:
     """Entries whose latents the lookup considered."""
     picture_bytes: int | None = None
     """None if the image must not start others."""
+    needs: Mapping[int, int] = field(default_factory=dict)
+    """Step → step of the latent without which it cannot be read."""
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the largest latent."""
-        return max(self.sizes, default=0)
+        """Bytes of the largest latent; of a run whose latents need another one, mean bytes: the base has most."""
+        return -(-sum(self.sizes) // len(self.sizes)) if self.needs and self.sizes else max(self.sizes, default=0)
+
+    def readable(self, steps: Sequence[int]) -> tuple[int, ...]:
+        """Return those of the steps whose latents need none, or one of these steps."""
+        return tuple(step for step in steps if self.needs.get(step, step) in steps)
 
     def bytes_of(self, steps: Sequence[int]) -> int:
         """Return the bytes of the latents at these steps."""
@@ -180,6 +186,16 @@ class StateStore:
             self._last = max(self._last, at)
             self._push(key)
 
+    def read_with(self, key: Key) -> list[Key]:
+        """Return the states that a job reads to start from this one: the state, and the one that it needs."""
+        state = self._states.get(key)
+        return [key] if state is None or not state.needs else [key, (key[0], state.needs)]
+
+    def lost_with(self, key: Key) -> list[State]:
+        """Return the states that nothing can start from once this one is gone: the state, and those that need it."""
+        state = self._states.get(key)
+        return [] if state is None else [state, *(one for one in self._states.of(key[0]) if one.needs == key[1])]
+
     def remove(self, key: Key) -> None:
         state = self._states.pop(key)
         if state is not None:
@@ -211,16 +227,19 @@ class StateStore:
             return victims
         leaving = self._leaving(self._last if now is None else now)
         while self._states and (len(victims) < incoming or self.bytes + incoming_bytes > max_bytes):
-            state = next(leaving)
-            self.remove((state.entry_id, state.step))
-            victims.append(state)
+            victims += self._take(next(leaving))
         return victims
 
     def pop(self) -> State:
         """Remove and return the least valuable state. The store must not be empty."""
-        state = next(self._leaving(self._last))
-        self.remove((state.entry_id, state.step))
-        return state
+        return self._take(next(self._leaving(self._last)))[-1]
+
+    def _take(self, state: State) -> list[State]:
+        """Remove and return the state, after those that need it: a base has most bytes of its run (FlexCache §4.3)."""
+        base, *others = self.lost_with((state.entry_id, state.step))
+        for one in (*others, base):
+            self.remove((one.entry_id, one.step))
+        return [*others, base]
 
     def _leaving(self, now: float) -> Iterator[State]:
         """Yield the states, least valuable first; the caller removes each before it requests the next."""

@@ -37,6 +37,10 @@ class States:
                 return state
         return None
 
+    def of(self, entry_id: str) -> list[State]:
+        """Return the entry's states."""
+        return self._of.get(entry_id, [])
+
     def has(self, entry_id: str) -> bool:
         """Return whether the entry has any state."""
         return entry_id in self._of

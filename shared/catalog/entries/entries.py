@@ -12,10 +12,11 @@ import sqlalchemy as sa
 from shared.catalog.engines.database import Database, among, chunks
 from shared.catalog.entries.entry_rows import IS_READABLE, entry_of, row_of, state_of
 from shared.catalog.entries.indexed import ADD_VECTORS, BY_IDS, Indexed, with_states
+from shared.catalog.entries.masks import MOVED, Masks
 from shared.catalog.jobs.repeats import EXACT, EXACT_OF, just_generated
 from shared.catalog.tables import captured, entries, insert, jobs, now_s, states
 from shared.domain.errors import NotFoundError
-from shared.domain.types import PICTURE_STEP, Entry, State
+from shared.domain.types import NEEDS, PICTURE_STEP, Entry, State
 from shared.runtime.unreadable import readable
 
 e, s = entries.c, states.c
@@ -37,10 +38,12 @@ _ADD = _adding.on_conflict_do_nothing().returning(e.created_at)
 _ANSWERED = sa.delete(captured).where(captured.c.job_id == sa.bindparam("of_job"))
 _STATES = sa.select(states).join(entries, e.id == s.entry_id).where(IS_READABLE).order_by(s.entry_id, s.step)
 _NONE: Any = sa.literal_column("''")
+_CODEC = sa.case((s.codec.contains(NEEDS), s.codec), else_=_NONE)
 _BARE_STATES = _STATES.with_only_columns(
-    s.entry_id, s.step, _NONE.label("key"), s.bytes, _NONE.label("codec"), _NONE.label("sha256"), s.uses,
+    s.entry_id, s.step, _NONE.label("key"), s.bytes, _CODEC.label("codec"), _NONE.label("sha256"), s.uses,
     s.created_at, s.used_at,
 )  # fmt: skip
+_MASK_BYTES = sa.select(sa.func.sum(e.mask_bytes))
 _COUNT_ENTRIES = sa.select(sa.func.count()).select_from(entries)
 _COUNT_STATES = sa.select(
     *(
@@ -57,7 +60,7 @@ class Totals:
     states: int
     """Number of latents."""
     bytes: int
-    """Bytes of the latents."""
+    """Bytes of the latents and of the masks."""
     pictures: int = 0
     """Number of images that jobs can start from."""
     picture_bytes: int = 0
@@ -90,6 +93,8 @@ def _add(connection: sa.Connection, entry: Entry, named: Mapping[str, bytes]) ->
     if entry.job_id:
         # from now on the entry names the job's latents
         connection.execute(_ANSWERED, {"of_job": entry.job_id})
+        if entry.mask is not None:  # and its masks
+            connection.execute(MOVED, {"of_job": entry.job_id})
     return True
 
 
@@ -172,20 +177,23 @@ def _spent(connection: sa.Connection, limit: int) -> list[str]:
 def _totals(connection: sa.Connection) -> Totals:
     count = int(connection.execute(_COUNT_ENTRIES).scalar_one())
     states, size, pictures, picture_size = (int(one or 0) for one in connection.execute(_COUNT_STATES).one())
+    size += int(connection.execute(_MASK_BYTES).scalar_one() or 0)
     return Totals(count, states=states, bytes=size, pictures=pictures, picture_bytes=picture_size)
 
 
 def _referenced(connection: sa.Connection, keys: Sequence[str]) -> set[str]:
     found, left = set[str](), {key for key in keys if key}
     # nearly every blob is a state or an image in the cache: the other columns are asked for few keys, or none
-    for column in (s.key, e.picture_key, captured.c.key, jobs.c.picture_key, jobs.c.checkpoint_key):
+    for column in (
+        s.key, e.picture_key, captured.c.key, jobs.c.picture_key, jobs.c.checkpoint_key, e.mask_key, jobs.c.mask_key,
+    ):  # fmt: skip
         named = among(connection, column, left)
         found |= named
         left -= named
     return found
 
 
-class Entries(Indexed):
+class Entries(Indexed, Masks):
     """The cache entries of a catalog. Entries that only another version can read are skipped and left unchanged."""
 
     def __init__(self, database: Database) -> None:
@@ -245,5 +253,5 @@ class Entries(Indexed):
         return await self._database.read(_totals)
 
     async def referenced(self, keys: Sequence[str]) -> set[str]:
-        """Return the given blob keys that a job, an entry, a state or an uncached capture still names."""
+        """Return the given blob keys that a job, an entry, its masks, a state or an uncached capture still names."""
         return await self._database.read(_referenced, keys)

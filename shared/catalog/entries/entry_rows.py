@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from shared.catalog.jobs.job_rows import mask_of
 from shared.catalog.tables import entries
-from shared.domain.types import CompatKey, Entry, Scope, Size, State, owner_key
+from shared.domain.parts import Parts
+from shared.domain.types import CompatKey, Entry, Scope, Size, State, from_json, owner_key, to_json
 from shared.runtime.unreadable import unreadable
 
 IS_READABLE = entries.c.scope.in_([scope.value for scope in Scope])
@@ -45,7 +47,18 @@ def entry_of(row: Any, live: Sequence[State]) -> Entry:
         states=tuple(live),
         root=row.root,
         seed=int(row.seed) if row.seed else None,
+        background_root=row.background_root,
+        parts=_parts_of(row),
+        mask=mask_of(row),
     )
+
+
+def _parts_of(row: Any) -> Parts | None:
+    """Return the parts of the entry's prompt; None where the row names none that this version can read."""
+    try:
+        return from_json(Parts, row.parts) if row.parts else None
+    except ValueError:
+        return None
 
 
 def row_of(entry: Entry) -> dict[str, Any]:
@@ -71,4 +84,9 @@ def row_of(entry: Entry) -> dict[str, Any]:
         "encoder_hash": entry.encoder_hash,
         "root": "" if entry.root == entry.id else entry.root,
         "seed": "" if entry.seed is None else str(entry.seed),
+        "background_root": entry.background_root,
+        "parts": to_json(entry.parts).decode() if entry.parts is not None else "",
+        "mask_key": entry.mask.key if entry.mask is not None else None,
+        "mask_sha256": entry.mask.sha256 if entry.mask is not None else "",
+        "mask_bytes": entry.mask.bytes if entry.mask is not None else 0,
     }

@@ -37,23 +37,25 @@ _EXPIRE = (
         c.state.in_([state.value for state in JobState if state.final]),
         c.updated_at < _before,
     )
-    .returning(c.picture_key)
+    .returning(c.picture_key, c.mask_key)
 )
 Place = tuple[float, str]
 """(updated_at, id) of the last job that the expiry examined."""
 
 
 def _expire(connection: sa.Connection, older_than_s: float, after: Place = (0.0, "")) -> tuple[list[str], Place | None]:
-    """Delete the next ended jobs that are readable; return image keys, and the place to continue from, or None."""
+    """Delete the next ended jobs that are readable; return keys of images and masks, and the place to
+    continue from, or None."""
     # a value, not an expression: PostgreSQL uses no index for a comparison with a running clock
     now = connection.execute(sa.select(_NOW)).scalar_one()
     forgotten = forget_expired(connection, now, EXPIRED_AT_ONCE)
     before = now - older_than_s
     rows = connection.execute(_EXPIRABLE, {"before": before, "after_at": after[0], "after_id": after[1]}).all()
     ids = [job.id for job in jobs_of(rows)]  # other rows belong to another version
-    expired = connection.execute(_EXPIRE, {"ids": ids, "before": before}).scalars().all()
-    keys = {key for key in expired if key}
-    unnamed = keys - among(connection, c.picture_key, keys) - among(connection, entries.c.picture_key, keys)
+    expired = connection.execute(_EXPIRE, {"ids": ids, "before": before}).all()
+    keys = {row.picture_key for row in expired if row.picture_key}
+    masks = {row.mask_key for row in expired if row.mask_key}  # of jobs that became no entry
+    unnamed = masks | keys - among(connection, c.picture_key, keys) - among(connection, entries.c.picture_key, keys)
     more = EXPIRED_AT_ONCE in (forgotten, len(rows))
     last = (rows[-1].updated_at, rows[-1].id) if rows else after
     return sorted(unnamed), last if more else None
@@ -67,8 +69,8 @@ class Expiry:
     async def expire(self, older_than_s: float) -> list[str]:
         """Delete final jobs that this version can read, a limited number per transaction.
 
-        Return the image keys that no job and no entry names any more. The orphan collector finds the images of an
-        interrupted expiry.
+        Return the keys of images and masks that no job and no entry names any more. The orphan collector finds the
+        blobs of an interrupted expiry.
         """
         found: list[str] = []
         after: Place | None = (0.0, "")

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from shared.catalog.engines.database import chunks
 from shared.catalog.tables import jobs
+from shared.domain.masks import Mask
 from shared.domain.types import Job, JobState, Plan, Request, Result, from_json, to_json
 from shared.runtime.unreadable import readable, unreadable
 
@@ -67,6 +68,9 @@ def _job_of(row: Any) -> Job:
         updated_at=row.updated_at,
         lease_until=row.lease_until,
         vector=bytes(row.vector),
+        object_vector=bytes(row.object_vector or b""),
+        background_vector=bytes(row.background_vector or b""),
+        mask=mask_of(row),
         encoder_hash=row.encoder_hash,
         exact_key=row.exact_key,
         checkpoint_key=row.checkpoint_key or "",
@@ -75,6 +79,11 @@ def _job_of(row: Any) -> Job:
         confirmed=bool(row.confirmed),
         buried=bool(row.buried),
     )
+
+
+def mask_of(row: Any) -> Mask | None:
+    """Return the masks that a row of `jobs` or `entries` names."""
+    return Mask(row.mask_key, row.mask_sha256, row.mask_bytes) if row.mask_key else None
 
 
 def row_of(job: Job) -> dict[str, Any]:
@@ -102,4 +111,7 @@ def row_of(job: Job) -> dict[str, Any]:
         "result": to_json(job.result).decode() if job.result else "",
         "warnings": json.dumps(job.warnings) if job.warnings else "",
         "vector": job.vector,
+        "object_vector": job.object_vector or None,
+        "background_vector": job.background_vector or None,
+        "mask_key": None,  # named later, once the clip is segmented
     }

@@ -20,6 +20,7 @@ from shared.catalog.jobs.groups import Groups
 from shared.catalog.jobs.idempotency import insert_job, named_by
 from shared.catalog.jobs.job_rows import job_of, jobs_of, update_one
 from shared.catalog.jobs.lanes import Lanes
+from shared.catalog.jobs.segmenting import Segmenting
 from shared.catalog.jobs.sweeping import Sweeping
 from shared.catalog.tables import captured, jobs, now_s
 from shared.domain.errors import NotFoundError, UnreadableRowError
@@ -177,7 +178,7 @@ def _drop_captured(connection: sa.Connection, job_ids: Sequence[str]) -> list[st
     return sorted(key for key in keys if not key.startswith(_NO_LATENTS))
 
 
-class Jobs(CheckJobs, Expiry, Groups, Lanes, Sweeping):
+class Jobs(CheckJobs, Expiry, Groups, Lanes, Segmenting, Sweeping):
     """The jobs of a catalog. `attempt` is a fencing token: it only grows, and only the newest attempt may write."""
 
     def __init__(self, database: Database) -> None:

@@ -1,0 +1,43 @@
+"""Finished jobs whose results a segmenter has yet to look at."""
+
+from __future__ import annotations
+
+import builtins
+
+import sqlalchemy as sa
+
+from shared.catalog.engines.database import Database
+from shared.catalog.jobs.job_rows import update_one
+from shared.catalog.tables import UNSEGMENTED, entries, jobs, states
+from shared.domain.types import PICTURE_STEP, JobState
+
+c, e, s = jobs.c, entries.c, states.c
+_HAS_LATENT = sa.exists().where(s.entry_id == e.id, s.step > PICTURE_STEP)
+_DECIDED = sa.exists().where(e.job_id == c.id, sa.or_(e.mask_key.is_not(None), ~_HAS_LATENT))
+"""The entry has masks, or no latent that masks could stitch."""
+_WAITING = (
+    sa.select(c.id)
+    .where(sa.text(UNSEGMENTED), c.background_vector.is_not(None), c.state == JobState.SUCCEEDED.value, ~_DECIDED)
+    .order_by(c.id)
+)
+_UNMASKED = sa.update(jobs).where(c.id == sa.bindparam("job_id")).values(unmasked=sa.bindparam("reason"))
+
+
+def _to_segment(connection: sa.Connection, limit: int, after: str) -> list[str]:
+    return list(connection.execute(_WAITING.where(c.id > after).limit(limit)).scalars())
+
+
+class Segmenting:
+    """The jobs of a catalog, as a segmenter sees them."""
+
+    _database: Database
+
+    async def to_segment(self, limit: int = 100, after: str = "") -> builtins.list[str]:
+        """Return ids of succeeded jobs with both parts, and with neither masks nor a reason for having none.
+
+        Oldest first, after the id `after`."""
+        return await self._database.read(_to_segment, limit, after)
+
+    async def note_unmasked(self, job_id: str, reason: str) -> bool:
+        """Note why the job's result has no masks; return False if the job is gone."""
+        return await self._database.write(update_one, _UNMASKED, {"job_id": job_id, "reason": reason}, durable=False)
