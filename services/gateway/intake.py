@@ -38,7 +38,7 @@ from shared.service.dispatch import dispatch
 
 
 class NobodyAbleError(UnavailableError):
-    """No worker could load the model, so the job would wait until an operator acts."""
+    """No worker can run the model, so the job would wait until an operator acts."""
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,9 @@ class Intake:
     def _undrawable(self, card: ModelCard) -> NobodyAbleError | StorageFullError | None:
         """Return the reason why no image of this model can be generated now; None when there is none."""
         if card.name in self._roster.unable(self._clock.monotonic()):
-            said = f"model {card.name!r}: no worker could load it; ask for another, or read their logs for why"
-            return NobodyAbleError(said)
+            why = "no worker could load it, or has it in its settings"
+            said = f"model {card.name!r}: {why}; ask for another, or read the workers' logs for why"
+            return NobodyAbleError(said, retry_after_s=30.0)  # as for a full disk: an operator must act first
         try:
             if self._local_disk:
                 check_disk(shutil.disk_usage(self._local_disk).free, self._settings.min_free_bytes)
@@ -210,6 +211,8 @@ class Intake:
             lane=lane_for(request, plan, self._models.cards),
             result=repeat_result(plan, len(picture)) if picture else None,
             vector=planned.vector,
+            object_vector=planned.object_vector,
+            background_vector=planned.background_vector,
             encoder_hash=planned.encoder_hash,
             exact_key=exact_key(
                 request, planned.card.compat(request.size, request.steps, request.frames), planned.card.sampler_id
@@ -268,5 +271,5 @@ def _queued(job: Job) -> JobQueued:
 
 
 def _observe(timings: Timings) -> None:
-    for stage in ("embed", "predict", "plan", "accept"):
+    for stage in (*(["extract"] if timings.extract_s else []), "embed", "predict", "plan", "accept"):
         METRICS.stage_seconds.labels(stage).observe(getattr(timings, f"{stage}_s"))

@@ -23,7 +23,7 @@ from shared.runtime.rpc_types import job_to_proto, plan_to_proto
 from shared.runtime.telemetry import log
 
 _KEPT = 4096
-_OURS = ("embed_s", "predict_s", "plan_s", "accept_s")
+_OURS = ("extract_s", "embed_s", "predict_s", "plan_s", "accept_s")
 
 
 class Answers:

@@ -1,5 +1,5 @@
-"""Planning: ask embedder, match predictor and retriever for a plan. A service that is away, late or wrong costs only
-the hit."""
+"""Planning: ask text extractor, embedder, match predictor and retriever for a plan. A service that is away, late or
+wrong costs only the hit."""
 
 from __future__ import annotations
 
@@ -8,24 +8,28 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from protos import embedder_pb2, match_predictor_pb2, retriever_pb2
+from protos import embedder_pb2, match_predictor_pb2, retriever_pb2, text_extractor_pb2
 from protos.embedder_pb2_grpc import EmbedderServiceStub
 from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
 from protos.retriever_pb2_grpc import RetrieverServiceStub
+from protos.text_extractor_pb2_grpc import TextExtractorServiceStub
 from services.gateway.breaker import Breaker
 from services.gateway.response_checks import check_plan, check_vector
+from services.gateway.validation import check_work
 from shared.domain.errors import AfterimageError, DeadlineError, UnavailableError
+from shared.domain.parts import Parts
 from shared.domain.plan_rules import noise_plan
 from shared.domain.truncation import UNSEARCHED
-from shared.domain.types import Plan, Request, Timings, visible_owners
+from shared.domain.types import CacheMode, Modality, Plan, PlanSource, Request, Timings, visible_owners
 from shared.models.card import ModelCard
 from shared.models.vocabulary import unknown_share
 from shared.runtime import rpc
-from shared.runtime.rpc_types import plan_from_proto, request_to_proto
+from shared.runtime.rpc_types import parts_to_proto, plan_from_proto, request_to_proto
 from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
 
 T = TypeVar("T")
+SERVICES = ("text_extractor", "embedder", "match_predictor", "retriever")
 
 
 @dataclass
@@ -38,6 +42,10 @@ class Planned:
     vector: bytes = b""
     encoder_hash: str = ""
     encoder_weights: str = ""
+    parts: Parts | None = None
+    """Object and background that the prompt names; None: not extracted."""
+    object_vector: bytes = b""
+    background_vector: bytes = b""
     unknown_share: float = 0.0
     dry_run: bool = False
     predicted_hit: bool | None = None
@@ -54,16 +62,20 @@ class Planned:
 
 
 class Lookup:
-    """The clients of embedder, match predictor and retriever, each behind its own circuit breaker."""
+    """The clients of text extractor, embedder, match predictor and retriever, each behind its own circuit breaker."""
 
     def __init__(self, context: Context, served: Collection[str]) -> None:
         """served: the models that may continue from an image."""
         self._served = served
         self._settings, self._clock = context.settings, context.clock
+        self._extracts = self._settings.decouple != "off" and bool(self._settings.extractor.strip())
+        self._extractor: TextExtractorServiceStub | None = None
+        if self._extracts and context.addresses("text_extractor"):  # an older setup starts without this service
+            self._extractor = TextExtractorServiceStub(context.channel("text_extractor"))
         self._embedder = EmbedderServiceStub(context.channel("embedder"))
         self._predictor = MatchPredictorServiceStub(context.channel("match_predictor"))
         self._retriever = RetrieverServiceStub(context.channel("retriever"))
-        self._breakers = {name: Breaker() for name in ("embedder", "match_predictor", "retriever")}
+        self._breakers = {name: Breaker() for name in SERVICES}
 
     async def plan(self, requests: Sequence[Request], card: ModelCard, *, dry_run: bool = False) -> list[Planned]:
         """Return the images of a request with their plans, which start from different roots. A failing cache never
@@ -72,6 +84,7 @@ class Lookup:
         requests: the same request with the seed of each image.
         """
         first = Planned(requests[0], card, dry_run=dry_run)
+        await self._extract(first)
         await self._embed(first)
         await self._predict(first)
         noted = [(list(first.warnings), list(first.degraded)) for _ in requests[1:]]
@@ -96,8 +109,28 @@ class Lookup:
             plan = noise_plan(planned.request, card.name, card.weights_hash, kept, reason, degraded=planned.degraded)
         elif planned.degraded:
             plan = replace(plan, degraded=tuple(dict.fromkeys((*planned.degraded, *plan.degraded))))
-        planned.plan = plan
+        planned.plan = plan if plan.source is PlanSource.EXACT else replace(plan, parts=planned.parts)
         planned.timings = replace(planned.timings, plan_s=self._clock.monotonic() - start)
+
+    async def _extract(self, planned: Planned) -> None:
+        """Extract object and background (FlexCache §4.2.1). Without a sure answer the whole prompt alone is used."""
+        request, settings = planned.request, self._settings
+        decoupled = self._extracts and (settings.decouple == "all" or request.modality is Modality.VIDEO)
+        if not decoupled or request.cache is CacheMode.OFF or request.named_job:
+            return
+        if self._extractor is None:
+            self._without("text_extractor", planned, "text_extractor_address is not set")
+            return
+        start, stub = self._clock.monotonic(), self._extractor
+        found = await self._try("text_extractor", planned, lambda: self._extract_parts(stub, planned.request.prompt))
+        planned.timings = replace(planned.timings, extract_s=self._clock.monotonic() - start)
+        if found is not None and found.sure:
+            planned.parts = Parts(found.object, found.background)
+
+    async def _extract_parts(self, stub: TextExtractorServiceStub, prompt: str) -> text_extractor_pb2.Parts:
+        message = text_extractor_pb2.ExtractRequest(prompts=[prompt])
+        reply = await self._call(stub.Extract, message, self._settings.extract_timeout_s)
+        return reply.parts[0]
 
     async def _embed(self, planned: Planned) -> None:
         start = self._clock.monotonic()
@@ -112,10 +145,15 @@ class Lookup:
         planned.timings = replace(planned.timings, predict_s=self._clock.monotonic() - start)
 
     async def _embed_text(self, planned: Planned) -> bool:
-        message = embedder_pb2.EmbedTextRequest(texts=[planned.request.prompt])
-        reply = await self._call(self._embedder.EmbedText, message)
-        embedding = reply.embeddings[0]
+        """Embed the whole prompt and its parts in one call (FlexCache §5)."""
+        parts = planned.parts or Parts()
+        texts = [planned.request.prompt, *filter(None, (parts.object, parts.background))]
+        reply = await self._call(self._embedder.EmbedText, embedder_pb2.EmbedTextRequest(texts=texts))
+        embedding, *others = reply.embeddings
+        vectors = iter([check_vector(one.vector) for one in others])
         planned.vector, planned.encoder_hash = check_vector(embedding.vector), reply.encoder_hash
+        planned.object_vector = next(vectors, b"") if parts.object else b""
+        planned.background_vector = next(vectors, b"") if parts.background else b""
         planned.encoder_weights = reply.encoder_weights
         planned.unknown_share = embedding.unknown_share
         unknown = [word for word in embedding.unknown_words if word not in planned.card.words]
@@ -155,6 +193,9 @@ class Lookup:
             taken_roots=sorted({root for plan in planned.others for root in _roots(plan)}),
             taken_seeds=[one.request.seed for one in planned.images if one is not planned],
             model=planned.card.name,
+            parts=None if planned.parts is None else parts_to_proto(planned.parts),
+            object_vector=planned.object_vector,
+            background_vector=planned.background_vector,
         )
         if planned.predicted_hit is not None:
             message.predicted_hit = planned.predicted_hit
@@ -164,20 +205,25 @@ class Lookup:
     async def _plan_named(self, planned: Planned, exact: bool) -> Plan:
         """Return the plan of a request that names its start.
 
-        Raises NotFoundError for a job without a visible image, and UnavailableError without a retriever: an image from
-        noise would not be what the client asked for.
+        Raises NotFoundError for a job without a visible image, InvalidRequestError for a whole clip above the limits,
+        and UnavailableError without a retriever: an image from noise would not be what the client asked for.
         """
+        request = planned.request
         try:
-            return await self._plan(planned, exact)
+            plan = await self._plan(planned, exact)
         except (TimeoutError, DeadlineError) as error:
             limit_s = self._settings.call_timeout_s
-            said = f"retriever: no plan from job {planned.request.named_job!r} within {limit_s:g} s; retry"
+            said = f"retriever: no plan from job {request.named_job!r} within {limit_s:g} s; retry"
             raise UnavailableError(said, retry_after_s=1.0) from error
+        if (lead := plan.lead) is not None:
+            check_work(request.size, lead.whole(request.frames), request.steps, self._settings, request.named_in)
+        return plan
 
-    async def _call(self, method: Callable[..., Awaitable[Any]], message: Any) -> Any:
+    async def _call(self, method: Callable[..., Awaitable[Any]], message: Any, limit_s: float | None = None) -> Any:
+        limit_s = limit_s or self._settings.call_timeout_s
         # the timer on this side is for a peer that accepts the call and then hangs
-        async with asyncio.timeout(self._settings.call_timeout_s * 1.5):
-            return await rpc.call(method, message, timeout_s=self._settings.call_timeout_s)
+        async with asyncio.timeout(limit_s * 1.5):
+            return await rpc.call(method, message, timeout_s=limit_s)
 
     async def _try(self, service: str, planned: Planned, ask: Callable[[], Awaitable[T]]) -> T | None:
         """Call a service; on failure return None and note the reason on the plan."""
@@ -205,7 +251,7 @@ class Lookup:
 def _roots(plan: Plan) -> set[str]:
     """Return the roots that a plan and its fallback start from; a plan without a root names its entry."""
     both = (plan, plan.fallback) if plan.fallback is not None else (plan,)
-    return {one.root or one.entry_id for one in both} - {""}
+    return {root for one in both for root in one.roots}
 
 
 def _said(error: Exception) -> str:

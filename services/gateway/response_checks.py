@@ -69,7 +69,7 @@ def _check_start(plan: Plan, request: Request, exact: bool) -> None:
             first, last = 0, 0
         case PlanSource.EXACT if exact:
             first, last = 0, plan.run_steps(request.steps)
-        case PlanSource.LATENT | PlanSource.IMAGE:
+        case PlanSource.LATENT | PlanSource.IMAGE | PlanSource.STITCHED:
             first, last = 1, plan.run_steps(request.steps) - 1
         case _:
             raise NonsenseError(
@@ -81,10 +81,18 @@ def _check_start(plan: Plan, request: Request, exact: bool) -> None:
         )
     if plan.source is not PlanSource.NOISE and not (plan.sources and all(one.key for one in plan.sources)):
         raise NonsenseError(f"a plan with source {plan.source} must name its state_key (got none)")
+    if plan.source is PlanSource.STITCHED:
+        _check_pair(plan)
     if not 0 <= plan.fresh_noise <= 1:  # also refuses nan
         raise NonsenseError(f"fresh_noise must be between 0 and 1 (got {plan.fresh_noise})")
     if not all(one.guidance is None or 0 <= one.guidance < inf for one in plan.may_run):
         raise NonsenseError(f"guidance must be at least 0 and finite (got {[one.guidance for one in plan.may_run]})")
+
+
+def _check_pair(plan: Plan) -> None:
+    entries = {one.entry_id for one in plan.sources if one.mask_key}
+    if len(plan.sources) != 2 or len(entries) != 2:
+        raise NonsenseError(f"a stitched plan must name two entries with masks (got {plan.sources})")
 
 
 def _check_lead(plan: Plan, request: Request) -> None:

@@ -1,20 +1,28 @@
-"""The roster of workers: the models that some worker runs, and those that no worker can load, by the workers' own
+"""The roster of workers: the models that some worker runs, and those that no worker can run, by the workers' own
 reports."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import inf
 
 from shared.domain.messages import MISSED_REPORTS, WorkerReported, silence_s
+
+RESTART_S = 300.0
+"""Seconds in which a worker that is gone may be back with its models: a restart loads weights, which takes minutes."""
 
 
 class Roster:
     """The live workers by their reports. Queries return None (unknown) after a time without any report, and for one
     report interval after the next report. A worker that has not reported yet may run any model then."""
 
-    def __init__(self, report_s: float) -> None:
+    def __init__(self, report_s: float, models: Collection[str] = ()) -> None:
+        """models: the models of the gateway's settings."""
+        self._models = models
         self._report_s, self._lapse_s = report_s, silence_s(report_s)
         self._heard: dict[str, tuple[WorkerReported, float]] = {}
+        self._able: dict[str, tuple[frozenset[str], float]] = {}
+        """Models that each worker had and could load by its last report, and that report's time."""
         self._last_at, self._whole_at = -inf, inf
         """Time of the last report, and the time from which every worker has had time to report."""
 
@@ -27,14 +35,18 @@ class Roster:
         self._heard = {worker: heard for worker, heard in self._heard.items() if at - heard[1] <= self._lapse_s}
         if not report.leaving:
             self._heard[report.worker] = report, at
+        self._able[report.worker] = frozenset(report.serves) - frozenset(report.cannot), at
+        self._able = {worker: able for worker, able in self._able.items() if at - able[1] <= RESTART_S}
 
     def models(self, now: float) -> frozenset[str] | None:
         return frozenset(report.model for report in self._live(now)) or None
 
     def unable(self, now: float) -> frozenset[str]:
-        """Return the models that every worker failed to load; empty when no worker is known."""
-        failed = [frozenset(report.cannot) for report in self._live(now)]
-        return frozenset.intersection(*failed) if failed else frozenset()
+        """Return the models that each worker failed to load or has not in its settings; empty when no worker is
+        known. A model of a worker that is gone counts for `RESTART_S`."""
+        live = self._live(now)
+        lacking = {name for name in self._models if live and all(_lacks(report, name) for report in live)}
+        return frozenset(lacking.difference(*(able for able, at in self._able.values() if now - at <= RESTART_S)))
 
     def _live(self, now: float) -> list[WorkerReported]:
         """Return the last report of every live worker; empty until every worker has had time to report."""
@@ -45,3 +57,7 @@ class Roster:
     def _silent(self, now: float) -> bool:
         """Return whether all workers have missed reports at once: then the bus is away, not the workers."""
         return now - self._last_at > silence_s(self._report_s, MISSED_REPORTS - 1)
+
+
+def _lacks(report: WorkerReported, model: str) -> bool:
+    return model in report.cannot or (bool(report.serves) and model not in report.serves)

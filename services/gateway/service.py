@@ -53,7 +53,7 @@ class GatewayService(GatewayServiceServicer):
         large, *small = images
         models = Models(images, large=large, small=small[0] if small else None, video=video)
         self._hints = Hints(bus, self.name)
-        self._roster = Roster(context.settings.report_s)
+        self._roster = Roster(context.settings.report_s, cards)
         self._reports = await bus.subscribe([WorkerReported], self._reported)
         self._intake = Intake(context, models, self._hints, self._roster)
         self._calls = Calls(

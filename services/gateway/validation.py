@@ -101,7 +101,7 @@ def validate(message: pb.Request, models: Models, settings: Settings, tenant: st
     guidance = message.guidance if message.HasField("guidance") else card.default_guidance
     card.check(size, steps, guidance, most_steps=settings.max_steps)
     frames = _frames(message, card) if video else _one_frame(message)
-    _check_work(size, frames, steps, settings)
+    check_work(size, frames, steps, settings)
     if abs(message.priority) > _MAX_PRIORITY:
         raise InvalidRequestError("priority", f"must be from -{_MAX_PRIORITY} to {_MAX_PRIORITY}", message.priority)
     if message.scope == pb.SCOPE_PRIVATE and not message.user:
@@ -229,15 +229,16 @@ def _frames(message: pb.Request, card: ModelCard) -> int:
     return frames
 
 
-def _check_work(size: Size, frames: int, steps: int, settings: Settings) -> None:
+def check_work(size: Size, frames: int, steps: int, settings: Settings, named_in: str = "") -> None:
     """Raise InvalidRequestError for a request whose frames × pixels, or these × steps, are above the service's
-    limits."""
-    pixels, field = frames * size.width * size.height, "frames" if frames > 1 else "size"
+    limits. named_in: field with the job whose frames begin the clip; `frames` then counts the whole clip."""
+    pixels, whole = frames * size.width * size.height, " of the whole clip" if named_in else ""
+    field = named_in or ("frames" if frames > 1 else "size")
     if pixels > settings.max_pixels:
-        rule = f"frames × pixels must be at most {settings.max_pixels} (max_pixels)"
+        rule = f"frames × pixels{whole} must be at most {settings.max_pixels} (max_pixels)"
         raise InvalidRequestError(field, rule, f"{frames} × {size}")
     if pixels * steps > settings.max_pixel_steps:
-        rule = f"frames × pixels × steps must be at most {settings.max_pixel_steps} (max_pixel_steps)"
+        rule = f"frames × pixels × steps{whole} must be at most {settings.max_pixel_steps} (max_pixel_steps)"
         raise InvalidRequestError(field, rule, f"{frames} × {size} × {steps}")
 
 

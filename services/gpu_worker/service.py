@@ -20,6 +20,7 @@ from services.gpu_worker.engine.family import Family
 from services.gpu_worker.engine.runner import EngineThread
 from services.gpu_worker.engine.threads import search
 from services.gpu_worker.jobs.attempt import AttemptContext
+from services.gpu_worker.jobs.keyframes import Keyframes
 from services.gpu_worker.jobs.process import WorkerProcess
 from services.gpu_worker.jobs.state_codecs import StateCodecs
 from services.gpu_worker.jobs.tasks import Tasks
@@ -64,7 +65,8 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         )
         threads = 1 if settings.batch_invariant else settings.torch_threads
         self._thread = EngineThread(engine, self._hear, threads=threads)
-        self._codecs = StateCodecs(settings.state_codec, context.backends.catalog.profiles)
+        keyframes = Keyframes(settings.keyframe_similarity, settings.keyframe_least)
+        self._codecs = StateCodecs(settings.state_codec, context.backends.catalog.profiles, keyframes)
         self._draining = False
         self._subscription = await bus.subscribe([JobCancelled, PreviewsRequested], self._on_wish)
         await self._assignment.begin(self._thread.serve)

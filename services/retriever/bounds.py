@@ -10,7 +10,7 @@ from services.retriever.selection import Ladder, lowest
 from shared.models.k_table import KTable
 from shared.models.tables_in_force import ImageTable
 
-LATENT, IMAGE = "latent", "image"
+LATENT, IMAGE, PAIR = "latent", "image", "pair"
 Maker: TypeAlias = tuple[str, str]
 """Name and weights hash of the model that generated an entry."""
 TableOf: TypeAlias = Callable[[str, str], ImageTable]
@@ -18,12 +18,13 @@ TableOf: TypeAlias = Callable[[str, str], ImageTable]
 
 
 class Near(NamedTuple):
-    """One cached latent or image that a search found, and the model that would start from it."""
+    """One cached latent, image or pair of latents that a search found, and the model that would start from it."""
 
     kind: str
-    """latent | image"""
+    """latent | image | pair"""
     similarity: float
-    """Cosine of the two prompts; for an image, of the prompt and the image."""
+    """Cosine of the two prompts; for an image, of the prompt and the image; for a pair, the lower one of object and
+    background (FlexCache §4.2.1)."""
     relation: str = ""
     """A Relation; empty where the plan is made without relations."""
     prompt_before: str = ""
@@ -87,11 +88,14 @@ class TableBound(Bound):
         savings: float = 0.5,
         noise: Collection[int] = (),
         varied: Collection[int] = (),
+        pairs: KTable | None = None,
     ) -> None:
         """latents: the tables by the T at which they were measured; the first one is scaled to `steps`, the T that the
         request names or the model's default. images: tables by the model that would run. savings: the request's knob.
-        noise: the T whose runs from noise were measured to keep the quality. varied: those that also keep variety."""
+        noise: the T whose runs from noise were measured to keep the quality. varied: those that also keep variety.
+        pairs: the table for pairs of latents; None: no pair starts a run."""
         self._latents, self._images = latents, images or {}
+        self._pairs = {pairs.steps: pairs} if pairs is not None else {}
         self._steps, self._savings = steps, savings
         self._noise, self._varied = frozenset(noise), frozenset(varied)
         self._ladders: dict[tuple[str, Maker, str, int], Callable[[float], int]] = {}
@@ -122,7 +126,7 @@ class TableBound(Bound):
         return found.why_not if found.misfit else ""
 
     def source(self, near: Near) -> str:
-        table = self._table(near, self._steps) if near.kind == LATENT else None
+        table = self._table(near, self._steps) if near.kind != IMAGE else None
         return f"K table: {table.source}." if table is not None and table.assumed else ""
 
     def _image_table(self, near: Near) -> ImageTable:
@@ -132,9 +136,10 @@ class TableBound(Bound):
     def _table(self, near: Near, steps: int) -> KTable | None:
         """Return the table for this candidate and T; None: it allows no start. Only a run of the T that the request
         names, or of a model's own T, takes a table of another T."""
-        if near.kind == LATENT:
-            scaled = next(iter(self._latents.values()), None) if steps == self._steps else None
-            return self._latents.get(steps, scaled)
+        if near.kind != IMAGE:
+            tables = self._latents if near.kind == LATENT else self._pairs
+            scaled = next(iter(tables.values()), None) if steps == self._steps else None
+            return tables.get(steps, scaled)
         table = self._image_table(near).table
         if table is None or steps not in (table.steps, self._images[near.run_by].steps):
             return None

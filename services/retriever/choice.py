@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from services.retriever.bounds import IMAGE, LATENT, PAIR
 from services.retriever.starts import Option, Start
 from shared.domain.types import Candidate
 
@@ -15,7 +16,8 @@ SIMILAR = 0.01
 def choose(options: Iterable[Option], noise: Start | None = None, drawn: float | None = None) -> Option | None:
     """Return the option with the cheapest start; None where the run from noise costs no more.
 
-    Among equal costs a latent comes before an image, since it continues the run that stored it. Then the run with the
+    Among equal costs a latent comes before a pair, which shows seams: FlexCache §4.2.1 takes a pair only where its
+    similarity is higher. Both come before an image, since they continue the run that stored them. Then the run with the
     fewest steps, the latest start, the most similar and the youngest entry come first.
 
     noise: the cheapest run from noise; None: noise is no choice. drawn: a number in [0, 1) that chooses among equals,
@@ -34,9 +36,9 @@ def choose(options: Iterable[Option], noise: Start | None = None, drawn: float |
     return sorted(equals, key=lambda one: one.candidate.entry_id)[int(drawn * len(equals))]
 
 
-def _rank(one: Option) -> tuple[float, bool, int]:
+def _rank(one: Option) -> tuple[float, int, int]:
     """Sort key; the least wins."""
-    return round(one.starts[0].cost, 9), one.is_image, one.starts[0].steps
+    return round(one.starts[0].cost, 9), (LATENT, PAIR, IMAGE).index(one.candidate.kind), one.starts[0].steps
 
 
 def judged(options: Sequence[Option], best: Option | Start, model: str) -> tuple[Candidate, ...]:
@@ -60,12 +62,12 @@ def _beaten(one: Option, best: Option | Start, model: str) -> str:
         return f"costs {cost:.3g} steps of {model}, noise {best.cost:.3g}"
     first = best.starts[0]
     if cost <= first.cost:
-        same = one.is_image == best.is_image
+        same = one.candidate.kind == best.candidate.kind
         if one.starts[0].steps != first.steps:
             return "costs as much as the chosen one"
         if same and one.candidate.similarity > best.candidate.similarity:
             return "about as similar as the chosen one, which the seed drew"
-        return "less similar than the chosen one" if same else "costs as much as the chosen latent"
+        return "less similar than the chosen one" if same else f"costs as much as the chosen {best.candidate.kind}"
     if one.is_image or best.is_image or one.starts[0].steps != first.steps:
         return f"costs {cost:.3g} steps of {model}, the chosen one {first.cost:.3g}"
     return "saves fewer steps than the chosen one"

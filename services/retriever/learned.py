@@ -143,7 +143,7 @@ class LearnedBound(Bound):
         self._last: tuple[LearnedTable, list[Near], tuple[Floats, Floats, Bools, Bools]] | None = None
 
     def latest(self, near: Sequence[Near], steps: int) -> list[int]:
-        if self._latents is not None and not any(one.kind == IMAGE for one in near):
+        if self._latents is not None and all(one.kind == LATENT for one in near):
             return self._latest(self._latents, near, steps)
         found = [0] * len(near)
         groups: dict[int, tuple[LearnedTable | None, list[int]]] = {}

@@ -50,21 +50,14 @@ async def source_of(request: Request, jobs: Jobs) -> Job:
     return job
 
 
-def lead_from(request: Request, source: Job, rule: FrameRule, most_work: int) -> Lead | None:
+def lead_from(request: Request, source: Job, rule: FrameRule) -> Lead | None:
     """Return the frames with which the request's clip begins: a job's clip that goes on, or the image of a job as the
-    first frame. None where the run starts from all frames of the job.
-
-    most_work: limit of frames × pixels × steps, as if the whole clip were generated. Raises InvalidRequestError.
-    """
+    first frame. None where the run starts from all frames of the job. The gateway limits the whole clip."""
     result = source.result
     assert result is not None
     if request.from_job and source.frames == request.frames:
         return None
     held = rule.held(request.frames, source.frames)
-    frames = source.frames + request.frames - held
-    if frames * request.size.width * request.size.height * request.steps > most_work:
-        limit = f"frames × pixels × steps of the whole clip must be at most {most_work} (max_pixel_steps)"
-        raise InvalidRequestError(request.named_in, limit, f"{frames} × {request.size} × {request.steps}")
     return Lead(source.id, result.picture_key, result.picture_sha256, source.frames, held)
 
 

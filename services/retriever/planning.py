@@ -8,8 +8,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from services.retriever.bounds import LATENT, Near
+from services.retriever.bounds import PAIR, Near
 from services.retriever.choice import choose, judged
+from services.retriever.pairs import SHOWN, background_root, best_first, said_pair, sources_of, starts_pairs
 from services.retriever.question import Question, Rules
 from services.retriever.selection import Weighed
 from services.retriever.starts import Found, Option, Start, starts_images, starts_latents, starts_noise
@@ -83,6 +84,7 @@ def from_repeat(question: Question, entry: Entry, degraded: Sequence[str] = ()) 
         candidates=(chosen,),
         reason="The same request with the same seed was generated before: its image is returned.",
         root=entry.root_id,
+        background_root=entry.background_root,
         degraded=tuple(degraded),
         predicted_hit=question.predicted_hit,
     )
@@ -95,15 +97,23 @@ class Options:
     question: Question
     rules: Rules
     latents: list[Option]
+    pairs: list[Option]
     images: list[Option]
     noise: Start
     """The cheapest run from noise."""
     similar: bool | None
     """The bound allows a start from one of the latents that costs less than noise; None without a search for them."""
 
+    searched: bool = False
+    """The index was searched for latents or pairs."""
+
+    @property
+    def every(self) -> list[Option]:
+        return [*self.latents, *self.pairs, *self.images]
+
     @property
     def candidates(self) -> list[Candidate]:
-        return [one.candidate for one in (*self.latents, *self.images)]
+        return [one.candidate for one in self.every]
 
     def nearest_latents(self) -> list[Weighed]:
         """Return each latent with the steps that it saves and those that the bound allows to save, beyond what the
@@ -124,6 +134,7 @@ def options_of(question: Question, rules: Rules, found: Found) -> Options:
     """Weigh everything that was found. A start never goes beyond the K that the bound allows for its own candidate. It
     never uses a state of another scope or encoder, or a latent of another compatibility key."""
     latents, images = starts_latents(question, rules, found), starts_images(question, rules, found)
+    pairs = starts_pairs(question, rules, found)
     found_here = [one.candidate for one in (*latents, *images)]
     noise = starts_noise(question, rules, _varied(rules, found_here))[0]
     similar = any(one.candidate.allowed_step and one.least < noise.cost for one in latents)
@@ -131,19 +142,21 @@ def options_of(question: Question, rules: Rules, found: Found) -> Options:
         rerolls = variety.rerolls(found_here)
         latents = [_ruled(rules, one, rerolls) for one in latents]
         images = [_ruled(rules, one, rerolls) for one in images]
-    return Options(question, rules, latents, images, noise, similar if found.latents is not None else None)
+        pairs = [_ruled(rules, one, rerolls) for one in pairs]
+    similar_one, searched = (None, found.objects is not None) if found.latents is None else (similar, True)
+    return Options(question, rules, latents, best_first(pairs)[:SHOWN], images, noise, similar_one, searched)
 
 
 def plan_of(options: Options, *, degraded: Sequence[str] = ()) -> Plan:
     """Return a plan with the cheapest start (services.retriever.choice)."""
     question, rules, request = options.question, options.rules, options.question.request
-    candidates, every = options.candidates, [*options.latents, *options.images]
+    candidates, every = options.candidates, options.every
     notes = [note for one in every for note in one.notes]
     base = replace(
         from_noise(question, rules, _why_noise(options), start=options.noise),
         degraded=tuple(dict.fromkeys((*degraded, *notes))),
         candidates=tuple(candidates),
-        looked_up=options.similar is not None,
+        looked_up=options.searched,
         found=options.similar,
         sampled=question.sampled,
         relation=_closest(rules, candidates),
@@ -160,10 +173,12 @@ def plan_of(options: Options, *, degraded: Sequence[str] = ()) -> Plan:
         )
         return replace(base, reason=reason, sampled=True)
     plan = _started(options, base, best)
-    image = choose(options.images, drawn=drawn)
-    if best is not image and image is not None and not request.names_a_model:
-        bare = replace(base, candidates=(), degraded=(), looked_up=False, found=None)
-        plan = replace(plan, fallback=_started(options, bare, image))
+    bare = replace(base, candidates=(), degraded=(), looked_up=False, found=None)
+    image = None if request.names_a_model else choose(options.images, drawn=drawn)
+    # a pair that loses a blob can still start from a whole prompt's latent
+    other = image or (choose(options.latents, options.noise, drawn) if best in options.pairs else None)
+    if other is not None and other is not best:
+        plan = replace(plan, fallback=_started(options, bare, other))
     return replace(plan, candidates=judged(every, best, question.model))
 
 
@@ -175,7 +190,7 @@ def _ruled(rules: Rules, one: Option, rerolls: bool) -> Option:
     """Return the option without its starts, and with the reason, where the rules of variety refuse them."""
     if rules.variety is None or one.entry is None or not one.starts:
         return one
-    why = rules.variety.refuses(one.candidate, one.entry, rerolls)
+    why = next((why for entry in one.entries if (why := rules.variety.refuses(one.candidate, entry, rerolls))), "")
     refused = replace(one.candidate, allowed_step=0, start_step=0, reason=why)
     return replace(one, candidate=refused, starts=()) if why else one
 
@@ -192,23 +207,25 @@ def _started(options: Options, base: Plan, best: Option) -> Plan:
     # latents of a model that was not asked for would not match later requests like this one
     kept = capture_steps(rules.capture_steps, first.steps, first.step, insert_on_hit=rules.insert_on_hit)
     hashes = {one.model: one.weights_hash for one in rules.refiners}
+    kind = PlanSource.STITCHED if best.second is not None else PlanSource.LATENT
     return replace(
         base,
-        source=PlanSource.IMAGE if best.is_image else PlanSource.LATENT,
+        source=PlanSource.IMAGE if best.is_image else kind,
         model=first.model,
         start_step=first.step,
-        sources=(Source(entry.id, state.key, state.sha256, state.codec),),
+        sources=sources_of(best),
         similarity=best.candidate.similarity,
         capture_steps=kept if own_latents and request.cache.writes else (),
         may_run=tuple(one.model_plan(question.asked) for one in runs),
         fresh_noise=first.fresh_noise,
-        noise_seed=fresh_seed(request.seed, entry.id),
+        noise_seed=fresh_seed(request.seed, " ".join(one.id for one in best.entries)),
         weights_hash=hashes.get(first.model, "") if best.is_image else base.weights_hash,
         miss_model=question.model,
         miss_steps=options.noise.steps if question.choices else 0,
         miss_prompted_from=options.noise.prompted_from,
         relation=best.candidate.relation,
         root=entry.root_id,
+        background_root=background_root(best),
         reason=_why_started(options, best, runs),
     )
 
@@ -232,7 +249,9 @@ def _why_started(options: Options, best: Option, runs: Sequence[Start]) -> str:
         )
     is_hole = one.start_step < one.allowed_step
     hole = f" ({one.allowed_step} are allowed, but that state is not cached)" if is_hole else ""
-    source = options.rules.bound.source(Near(LATENT, one.similarity, run_by=first.model))
+    source = options.rules.bound.source(Near(one.kind, one.similarity, run_by=first.model))
+    if best.second is not None:
+        return f"Starts after {first.step} of {first.steps} steps{hole} from {said_pair(one)}.{source and f' {source}'}"
     return (
         f"Starts after {first.step} of {first.steps} steps{hole} from an image whose prompt has similarity "
         f"{one.similarity:.3f}.{source and f' {source}'}"
@@ -255,7 +274,8 @@ def _why_noise(options: Options) -> str:
         return f"Generated from noise: the most similar usable entry is {nearest.reason}."
     if not latents:
         nearest = max(candidates, key=lambda one: one.similarity)
-        return f"Generated from noise; the nearest cached image: {nearest.reason}."
+        kind = "pair of object and background" if nearest.kind == PAIR else "cached image"
+        return f"Generated from noise; the nearest {kind}: {nearest.reason}."
     nearest = max(latents, key=lambda one: one.similarity)
     if allowed:
         return (

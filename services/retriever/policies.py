@@ -23,13 +23,13 @@ def bound_of(
 ) -> Bound:
     """Return the bound of the policy that `reuse_bound` names. latents: the tables in force for latents.
 
-    nirvana starts from latents alone, modm from images alone, auto from both; auto takes a learned bound where one was
-    fitted, else the K tables.
+    nirvana starts from latents alone, flexcache from latents and pairs of latents, modm from images alone, auto from
+    all; auto takes a learned bound where one was fitted, else the K tables.
     """
     request, policy = question.request, settings.reuse_bound
     models = {known.card.name: known for known in (*served, asked)}.values()
     images = {}
-    for one in () if policy == "nirvana" else models:
+    for one in () if policy in ("nirvana", "flexcache") else models:
         steps = own_steps(one, asked, request)
         own = one.card.step_near if steps != request.steps else None
         images[one.card.name] = ImageTables(one.table_of(encoder, settings), steps, own)
@@ -40,6 +40,7 @@ def bound_of(
         savings=request.savings,
         noise=asked.noise(),
         varied=asked.noise(varied=True),
+        pairs=asked.pair_table(encoder, settings),
     )
     latent_bound = asked.learned_bound(encoder, settings)
     of_images = {name: one for known in models for name, one in known.learned_images(encoder, settings).items()}

@@ -9,6 +9,7 @@ from services.retriever.bounds import Bound
 from services.retriever.cost import Pace
 from services.retriever.seen import Seen
 from services.retriever.variety import Variety
+from shared.domain.parts import Parts
 from shared.domain.types import CompatKey, Request
 from shared.models.card import ModelCard
 from shared.runtime.settings import Settings
@@ -36,6 +37,8 @@ class Question:
     """Roots that other images of the request start from."""
     taken_seeds: frozenset[int] = frozenset()
     """Seeds of the request's other images."""
+    parts: Parts | None = None
+    """Object and background that the prompt names; None: not extracted."""
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -106,3 +109,5 @@ class Rules:
     """T that the plan chose → steps that run without the prompt first, from noise; None: no step does."""
     variety: Variety | None = None
     """None: plans name no relations. With `reuse_rules=paper` relations are recorded and refuse nothing."""
+    pairs: bool = True
+    """Whether a pair may start a request that names object and background."""

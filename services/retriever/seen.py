@@ -33,10 +33,16 @@ class Image(NamedTuple):
     root: str
     shared: bool = False
     """Others of the tenant may see the entry; a private one must not show in their plans."""
+    background_root: str = ""
+    """Root of the background, where the image descends from a pair; empty: from one root."""
 
     @classmethod
     def of(cls, one: Request | Entry, root: str = "") -> Image:
         return cls((one.tenant, one.user), _digest(one.prompt), one.seed, root, one.scope is not Scope.PRIVATE)
+
+    @property
+    def roots(self) -> set[str]:
+        return {self.root, self.background_root or self.root}
 
     @property
     def plan_id(self) -> str:
@@ -47,15 +53,16 @@ class Image(NamedTuple):
         """Yield the keys under which the image is counted."""
         tenant, user = self.owner
         yield (tenant,)
-        yield "root", tenant, self.root
-        yield "started", tenant, self.prompt, self.root
-        yield "started", tenant, self.prompt, self.root, self.seed
+        for root in self.roots:
+            yield "root", tenant, root
+            yield "started", tenant, self.prompt, root
+            yield "started", tenant, self.prompt, root, self.seed
         if self.shared:
             yield "asked", tenant, self.prompt
             yield "asked", tenant, self.prompt, self.seed
         if user:
             yield "user", self.owner
-            yield "seen", self.owner, self.root
+            yield from (("seen", self.owner, root) for root in self.roots)
             yield "prompt", self.owner, self.prompt
             yield "seed", self.owner, self.prompt, self.seed
 
@@ -104,7 +111,7 @@ class Seen:
     def note(self, entries: Iterable[Entry], *, older: bool = False) -> None:
         """Count cached entries, each of which replaces its plan. older: the entries precede all counted ones."""
         for entry in entries:
-            image = Image.of(entry, entry.root_id)
+            image = Image.of(entry, entry.root_id)._replace(background_root=entry.background_root)
             for window in (self._long, self._short):
                 window.remove(image.plan_id)
                 window.add(entry.id, image, older=older)
@@ -118,7 +125,7 @@ class Seen:
     def planned(self, request: Request, plan: Plan) -> None:
         """Count an image that was planned and is not cached yet."""
         image = Image.of(request)
-        image = image._replace(root=plan.root or image.plan_id)
+        image = image._replace(root=plan.root or image.plan_id, background_root=plan.background_root)
         for window in (self._long, self._short):
             window.add(image.plan_id, image)
 
@@ -149,7 +156,7 @@ class Seen:
     def repeats(self, request: Request, entry: Entry) -> bool:
         """Return whether the entry, or its root, has the request's prompt with another seed."""
         own = Image.of(request)
-        images = Image.of(entry), self._long.get(entry.root_id)
+        images = Image.of(entry), *(self._long.get(root) for root in entry.root_ids)
         return any(one is not None and one.prompt == own.prompt and one.seed != own.seed for one in images)
 
     def owner_of(self, root: str) -> Owner | None:

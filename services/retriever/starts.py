@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
 
-from services.retriever.bounds import IMAGE, LATENT, Near
+from services.retriever.bounds import IMAGE, LATENT, PAIR, Near
 from services.retriever.cost import cost_of
 from services.retriever.question import Question, Refiner, Rules, StepIn
 from services.retriever.selection import largest_present
@@ -37,6 +37,8 @@ class Start:
     """None: the request's own."""
     prompted_from: int = 0
     """Steps of T before which the run does not see its prompt."""
+    second: State | None = None
+    """Of a pair: the state that gives the background, at the same noise level; `state` gives the object."""
 
     def model_plan(self, asked: int) -> ModelPlan:
         """Return the start as a plan names it. asked: T of a run for which the plan states none."""
@@ -61,10 +63,17 @@ class Option:
     """Cost of the cheapest start that the bound allows to such a latent, even without a usable state."""
     notes: tuple[str, ...] = ()
     """Notes for the plan about measurements under other conditions."""
+    second: Entry | None = None
+    """Of a pair: the entry that gives the background."""
 
     @property
     def is_image(self) -> bool:
         return self.candidate.kind == IMAGE
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The entries that the start takes: none, one, or two of a pair."""
+        return tuple(one for one in (self.entry, self.second) if one is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,8 @@ class Found:
     latents: Sequence[Hit] | None
     pictures: Sequence[Hit] | None = None
     entries: Mapping[str, Entry] = field(default_factory=dict)
+    objects: Sequence[Hit] | None = None
+    backgrounds: Sequence[Hit] | None = None
 
 
 def starts_noise(question: Question, rules: Rules, varied: bool = False) -> list[Start]:
@@ -91,7 +102,7 @@ def starts_noise(question: Question, rules: Rules, varied: bool = False) -> list
 
 def starts_latents(question: Question, rules: Rules, found: Found) -> list[Option]:
     """Return the nearest latents with their cheapest start: K by the bound, present states, scope and model."""
-    near = _nearest(question, rules, LATENT, found.latents or (), found.entries)
+    near = nearest_entries(question, rules, LATENT, found.latents or (), found)
     allowed = _allowed(rules, near, question.model, question.steps)
     step_in = cache(rules.step_in)  # most entries hold states of the same few steps
     return [_latent(question, rules, one, allowed[i], step_in) for i, one in enumerate(near)]
@@ -103,7 +114,7 @@ def starts_images(question: Question, rules: Rules, found: Found) -> list[Option
     An image can be brought to every noise level, so there are no holes. Its size may differ from the request's. The
     search already filtered by encoder.
     """
-    near = _nearest(question, rules, IMAGE, found.pictures or (), found.entries)
+    near = nearest_entries(question, rules, IMAGE, found.pictures or (), found)
     allowed = {one.model: _allowed(rules, near, one.model, one.steps) for one in rules.refiners}
     return [
         _image(question, rules, one, {model: of_model[i] for model, of_model in allowed.items()})
@@ -111,7 +122,7 @@ def starts_images(question: Question, rules: Rules, found: Found) -> list[Option
     ]
 
 
-class _Found(NamedTuple):
+class NearEntry(NamedTuple):
     """One hit of a search with its entry."""
 
     hit: Hit
@@ -130,10 +141,12 @@ class _Found(NamedTuple):
         return replace(one, prompt=self.entry.prompt, model=self.entry.model, relation=near.relation)
 
 
-def _nearest(
-    question: Question, rules: Rules, kind: str, hits: Sequence[Hit], entries: Mapping[str, Entry]
-) -> list[_Found]:
-    """Return the hits of one kind with their entries, relations, and the reasons why an entry may not be used."""
+def nearest_entries(
+    question: Question, rules: Rules, kind: str, hits: Sequence[Hit], results: Found
+) -> list[NearEntry]:
+    """Return the hits of one kind with their entries, relations (of whole prompts), and the reasons why an entry may
+    not be used."""
+    entries, whole = results.entries, {hit.entry_id: hit.similarity for hit in results.latents or ()}
     request, variety, compat = question.request, rules.variety, str(question.compat)
     owners, found = frozenset(visible_owners(request.tenant, request.user)), []
     for hit in hits:
@@ -143,14 +156,15 @@ def _nearest(
         if entry is not None:
             hidden = owner_key(entry.scope, entry.tenant, entry.user) not in owners
             refused = "not visible to this caller" if hidden else _unfit(question, compat, entry, kind)
-            relation = variety.relation_to(entry, hit.similarity if kind == LATENT else -1.0) if variety else ""
+            similarity = -1.0 if kind == IMAGE else whole.get(entry.id, -1.0)
+            relation = variety.relation_to(entry, similarity) if variety else ""
             near = near._replace(
                 relation=relation,
                 may_copy=variety is None or variety.may_copy(relation),
                 prompt_before=entry.prompt,
                 made_by=(entry.model, entry.compat.weights_hash),
             )
-        found.append(_Found(hit, entry, near, refused, hidden))
+        found.append(NearEntry(hit, entry, near, refused, hidden))
     return found
 
 
@@ -162,17 +176,19 @@ def _unfit(question: Question, compat: str, entry: Entry, kind: str) -> str:
         return "" if entry.picture is not None else "its picture is no longer in the cache"
     if entry.compat != question.compat and str(entry.compat) != compat:  # the string leaves out T
         return "generated with other weights, sampler, dtype or size"
-    return "" if entry.encoder_hash == question.encoder_hash else "embedded by another encoder"
+    if entry.encoder_hash != question.encoder_hash:
+        return "embedded by another encoder"
+    return "its masks are not in the cache (yet)" if kind == PAIR and entry.mask is None else ""
 
 
-def _allowed(rules: Rules, found: Sequence[_Found], model: str, choices: Sequence[int]) -> list[dict[int, int]]:
+def _allowed(rules: Rules, found: Sequence[NearEntry], model: str, choices: Sequence[int]) -> list[dict[int, int]]:
     """Return for each hit: T → the largest K that the bound allows to a run by this model, where it allows any."""
     near = [one.near._replace(run_by=model) for one in found]
     by_steps = {steps: rules.bound.latest(near, steps) for steps in choices} if near else {}
     return [{steps: ks[i] for steps, ks in by_steps.items() if ks[i]} for i in range(len(near))]
 
 
-def _latent(question: Question, rules: Rules, found: _Found, allowed: Mapping[int, int], step_in: StepIn) -> Option:
+def _latent(question: Question, rules: Rules, found: NearEntry, allowed: Mapping[int, int], step_in: StepIn) -> Option:
     """Weigh the latents of one entry. allowed: T → K by the bound."""
     entry, asked = found.entry, question.asked
     least = min((float(steps - k) for steps, k in allowed.items()), default=math.inf)
@@ -190,15 +206,15 @@ def _latent(question: Question, rules: Rules, found: _Found, allowed: Mapping[in
     if not starts:
         wished = Start(question.model, steps, k).said(asked)
         reason = f"step {wished} is allowed, but no state at or before it is cached"
-        return Option(found.candidate(reason, k, 0, _own(steps, asked)), (), entry, least)
+        return Option(found.candidate(reason, k, 0, own_steps(steps, asked)), (), entry, least)
     first = min(starts, key=lambda one: (one.cost, one.steps))
     k = allowed[first.steps]
     hole = f"; the state at {k} is not cached" if first.step < k else ""
     reason = f"could start after step {first.said(asked)}{hole}"
-    return Option(found.candidate(reason, k, first.step, _own(first.steps, asked)), (first,), entry, least)
+    return Option(found.candidate(reason, k, first.step, own_steps(first.steps, asked)), (first,), entry, least)
 
 
-def _image(question: Question, rules: Rules, found: _Found, allowed: Mapping[str, Mapping[int, int]]) -> Option:
+def _image(question: Question, rules: Rules, found: NearEntry, allowed: Mapping[str, Mapping[int, int]]) -> Option:
     """Weigh the image of one entry. allowed: model → T → K by the bound."""
     entry, asked = found.entry, question.asked
     if entry is None or found.refused:
@@ -219,7 +235,9 @@ def _image(question: Question, rules: Rules, found: _Found, allowed: Mapping[str
     size = entry.compat.size
     resized = "" if size == question.request.size else f", resized from {size}"
     reason = f"{first.model} could start after step {first.said(asked)}{who}{resized}"
-    return Option(found.candidate(reason, first.step, first.step, _own(first.steps, asked)), starts, entry, notes=notes)
+    return Option(
+        found.candidate(reason, first.step, first.step, own_steps(first.steps, asked)), starts, entry, notes=notes
+    )
 
 
 def _refined(one: Refiner, entry: Entry, allowed: Mapping[int, int]) -> Start | None:
@@ -231,6 +249,6 @@ def _refined(one: Refiner, entry: Entry, allowed: Mapping[int, int]) -> Start | 
     return min(starts, key=lambda start: (start.cost, start.steps), default=None)
 
 
-def _own(steps: int, asked: int) -> int:
+def own_steps(steps: int, asked: int) -> int:
     """Return T as a candidate states it: 0 where T is the request's."""
     return 0 if steps == asked else steps

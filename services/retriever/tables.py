@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from services.retriever.bounds import Maker, TableOf
 from shared.models.card import ModelCard
 from shared.models.card_lookup import card_for, given_models, of_images, served_cards
-from shared.models.k_table import MODM, EncoderId, KTable, Profiles
+from shared.models.k_table import FIG_10, MODM, EncoderId, KTable, Profiles
 from shared.models.latency import Latency, load_latencies
 from shared.models.learned_table import LearnedTable, learned_for, load_learned
 from shared.models.live_checks import KIND, Checks, checks_from_json
@@ -21,13 +21,17 @@ from shared.models.tables_in_force import (
     latent_table,
     load_image_tables,
     load_k_tables,
+    load_pair_tables,
     measured_on,
+    pair_table,
     profile_command,
 )
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import log
 
 REREAD_S = 30.0
+PAPER_PAIRS = replace(FIG_10, assumed=True, source="NIRVANA Fig. 10 for pairs (FlexCache §3.2), whatever the encoder")
+"""FlexCache's rule for pairs: a hit above .65 in both parts, and the steps of NIRVANA's table."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,16 @@ class Known:
     """Live checks of this model's hits."""
     learned: tuple[LearnedTable, ...] = ()
     """Learned bounds, those fitted here first."""
+    pairs: tuple[KTable, ...] = ()
+    """Tables for starts from pairs of latents, best first."""
+
+    def pair_table(self, encoder: EncoderId, settings: Settings) -> KTable | None:
+        """Return the table in force for pairs: profiled, or with `reuse_bound=flexcache` the paper's. No other policy
+        of a paper has pairs, and without a table no pair starts a run."""
+        if settings.reuse_bound not in ("auto", "flexcache"):
+            return None
+        found = pair_table(self.pairs, self.card, encoder)
+        return floored(found or (PAPER_PAIRS if settings.reuse_bound == "flexcache" else None), settings)
 
     def learned_bound(self, encoder: EncoderId, settings: Settings) -> LearnedTable | None:
         """Return the learned bound in force for the model's own latents."""
@@ -169,6 +183,7 @@ class Tables:
             await load_latencies(self._profiles, card),
             checks_from_json(await self._profiles.get(KIND, card.name, card.weights_hash)),
             await load_learned(self._profiles, card, list(sources)),
+            await load_pair_tables(self._profiles, card, settings.k_table_alpha),
         )
         return known
 

@@ -17,6 +17,12 @@ REFUSED = "refused: "
 CLOSEST = (Relation.REROLL, Relation.EDIT, Relation.TOPIC, Relation.OTHER)
 
 
+def closer(one: str, other: str) -> str:
+    """Return the closer of two relations; empty where both are."""
+    found = [Relation(relation) for relation in (one, other) if relation]
+    return min(found, key=CLOSEST.index).value if found else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Variety:
     """The rules as they apply to one request."""
@@ -91,10 +97,11 @@ class Variety:
         Runs of one noise resemble each other, whatever their T: a root is refused to one image if another image has
         its seed.
         """
-        if entry.root_id in self.taken_roots:
+        if any(root in self.taken_roots for root in entry.root_ids):
             return "another image of this request starts from this root"
-        seed = entry.seed if entry.root_id == entry.id else self.seen.seed_of(entry.root_id)
-        return "its root began from the noise of another image of this request" if seed in self.taken_seeds else ""
+        seeds = [entry.seed if root == entry.id else self.seen.seed_of(root) for root in entry.root_ids]
+        taken = any(seed in self.taken_seeds for seed in seeds)
+        return "its root began from the noise of another image of this request" if taken else ""
 
     def _refusal(self, entry: Entry, rerolls: bool) -> str:
         """Return why the request may not start from this entry; empty when it may."""
@@ -104,19 +111,20 @@ class Variety:
         new = request.variation is Variation.NEW
         if new and not request.user:
             return "variation is new, and an unknown user may have seen this image"
-        own = (entry.tenant, entry.user) == owner or self.seen.has_seen(owner, entry.root_id)
+        roots = entry.root_ids
+        own = (entry.tenant, entry.user) == owner or any(self.seen.has_seen(owner, root) for root in roots)
         if own and request.user and (new or rerolls):
             asked = "variation is new" if new else "another seed of the same prompt"
             return f"{asked}, and the user has seen an image of this root"
         if not own and self.seen.repeats(request, entry):
             return "its root is another user's image of the same prompt, which the new image would resemble"
-        if not own and self.seen.has_started(request, entry.root_id):
+        if not own and any(self.seen.has_started(request, root) for root in roots):
             return "another user's image of the same prompt starts from this root"
-        return self._too_often(entry, owner)
+        return next((why for root in roots if (why := self._too_often(entry, root, owner))), "")
 
-    def _too_often(self, entry: Entry, owner: Owner) -> str:
-        """Return why the entry's root may not be behind one more image; empty when it may, and for its own user."""
-        root = entry.root_id
+    def _too_often(self, entry: Entry, root: str, owner: Owner) -> str:
+        """Return why this root of the entry may not be behind one more image; empty when it may, and for its own
+        user."""
         # the user of this entry stands in for the owner of a root that is gone
         of = (root != entry.id and self.seen.owner_of(root)) or (entry.tenant, entry.user)
         if self.request.user and of == owner:

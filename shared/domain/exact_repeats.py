@@ -87,4 +87,7 @@ def entry_of(job: Job) -> Entry | None:
         created_at=0.0,  # set by the catalog's clock
         root="" if job.plan.is_miss else job.plan.root or job.plan.entry_id,  # older plans name no root
         seed=request.seed,
+        background_root="" if job.plan.is_miss else job.plan.background_root,
+        parts=job.plan.parts,
+        mask=job.mask,
     )

@@ -112,7 +112,8 @@ class StateUsed(Stored):
 class StateLost(Stored):
     """The blob of this state is missing or corrupt, so the entry has a hole that the catalog still names.
 
-    Step 0 is the entry's finished image. `key` names the lost blob: a newer state of the same step has another key.
+    Step 0 is the entry's finished image, step −1 its masks. `key` names the lost blob: a newer state of the same step
+    has another key.
     """
 
     entry_id: str
@@ -129,7 +130,8 @@ class EntriesCached(Stored):
 
 @dataclass(frozen=True, slots=True)
 class EntriesEvicted(Stored):
-    """The entries `entry_ids` left the index. The entries `holes` lost some of their states and stay."""
+    """The entries `entry_ids` left the index. The entries `holes` stay: they lost some of their states, or got or lost
+    their masks."""
 
     entry_ids: tuple[str, ...]
     holes: tuple[str, ...] = ()
@@ -155,6 +157,8 @@ class WorkerReported(Stored):
     """The worker is stopping; this is its last report."""
     clips: int = 0
     """Clips among the requests that the worker runs now."""
+    serves: tuple[str, ...] = ()
+    """Models of the worker's settings; empty: unknown, from an older worker."""
 
 
 MISSED_REPORTS = 3
@@ -178,10 +182,12 @@ class WorkersAssigned(Stored):
 
 @dataclass(frozen=True, slots=True)
 class VideoSegmented(Stored):
-    """The mask of a finished video is stored under `mask_key`."""
+    """The masks of a finished clip, or image, are stored under `mask_key` (shared/domain/masks.py)."""
 
     job_id: str
     mask_key: str
+    sha256: str = ""
+    bytes: int = 0
 
 
 Message: TypeAlias = (

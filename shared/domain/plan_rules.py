@@ -96,7 +96,7 @@ def choose_model(plan: Plan, loaded: Collection[str], preferred: Collection[str]
     may run stays unchanged.
     """
     if (fallback := _fallback(plan, loaded)) is not None:
-        plan = replace(fallback, candidates=plan.candidates)
+        plan = replace(fallback, candidates=plan.candidates, parts=plan.parts)
     if plan.source is not PlanSource.IMAGE:
         return plan
     one = _first(plan, [model for model in preferred if model in loaded]) or _first(plan, loaded)
@@ -114,6 +114,7 @@ def use_fallback(plan: Plan, assigned: Collection[str] | None) -> Plan:
     return replace(
         fallback,
         candidates=plan.candidates,
+        parts=plan.parts,
         degraded=(*plan.degraded, why),
         reason=f"{fallback.reason} Planned from a latent: {plan.reason}",
         predicted_hit=plan.predicted_hit,
@@ -171,10 +172,10 @@ def _run_by(plan: Plan, one: ModelPlan) -> Plan:
 
 
 def revalidate(plan: Plan, weights_hash: str) -> Plan:
-    """Return the plan for the weights that its model has now. Other weights make a latent hit a miss."""
+    """Return the plan for the weights that its model has now. Other weights make a start from latents a miss."""
     if plan.weights_hash == weights_hash:
         return plan
-    if plan.source is PlanSource.LATENT and not plan.is_miss:
+    if plan.source in (PlanSource.LATENT, PlanSource.STITCHED) and not plan.is_miss:
         return degrade(plan, "weights: changed since the plan was made")
     return replace(plan, weights_hash=weights_hash)
 
@@ -196,6 +197,33 @@ def smaller_starts(plan: Plan, entry: Entry, card: ModelCard, request: Request, 
         )
 
 
+def whole_start(plan: Plan, why: str) -> Plan | None:
+    """Return the start from a whole prompt's latent for a pair that lost a blob; None where the plan has none."""
+    whole = plan.fallback
+    if whole is None or whole.source is not PlanSource.LATENT or whole.model != plan.model:
+        return None
+    return replace(
+        plan,
+        source=whole.source,
+        start_step=whole.start_step,
+        sources=whole.sources,
+        similarity=whole.similarity,
+        capture_steps=whole.capture_steps,
+        may_run=whole.may_run,
+        fresh_noise=whole.fresh_noise,
+        noise_seed=whole.noise_seed,
+        relation=whole.relation,
+        root=whole.root,
+        background_root=whole.background_root,
+        candidates=tuple(
+            replace(one, chosen=one.kind == "latent" and one.entry_id == whole.entry_id) for one in plan.candidates
+        ),
+        fallback=None,
+        degraded=(*plan.degraded, f"{why}; starts from one entry instead of a pair"),
+        reason=f"{whole.reason} Planned from a pair: {plan.reason}",
+    )
+
+
 def degrade(plan: Plan, why: str) -> Plan:
     """Return the hit as a miss: from noise, by the model that the plan names for a miss, with `why` as a note.
 
@@ -215,6 +243,7 @@ def degrade(plan: Plan, why: str) -> Plan:
         start_step=0,
         sources=(),
         root="",
+        background_root="",
         fresh_noise=0.0,
         weights_hash="",
         degraded=(*plan.degraded, why),

@@ -31,7 +31,7 @@ from shared.service.backends import Backends
 
 FIRST_S = 0.1
 """Seconds of generation before the first `Progress` is published."""
-CACHED = (PlanSource.LATENT, PlanSource.IMAGE)
+CACHED = (PlanSource.LATENT, PlanSource.IMAGE, PlanSource.STITCHED)
 """Sources whose first steps an earlier job ran."""
 
 

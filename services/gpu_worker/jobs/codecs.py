@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,9 +15,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from services.gpu_worker.engine.rows import NO_WINDOWS, FromCheckpoint, Latent, Pixels
+from services.gpu_worker.jobs import keyframes
+from services.gpu_worker.jobs.keyframes import Base, Keyframes
 from services.gpu_worker.jobs.residual import Residual
 from shared.domain.errors import BlobCorruptError, ConfigurationError
-from shared.domain.types import Plan, Size, from_json, to_json
+from shared.domain.types import NEEDS, Plan, Size, from_json, to_json
 from shared.runtime import animated_png
 
 Arrays = dict[str, np.ndarray]
@@ -127,6 +130,9 @@ CODECS: dict[str, Codec] = {
     "residual-1bit": Residual(1, bits=1),
     "residual": Residual(2, bits=3),
     "residual-4x4": Residual(4, bits=3),
+    "residual-2x2x2": Residual(2, bits=3, frames=2),
+    "residual-4x2x2": Residual(2, bits=3, frames=4),
+    keyframes.NAME: Keyframes(),
 }
 """Codecs by the name that a State carries."""
 
@@ -142,11 +148,27 @@ def encode_state(
     return codec_named(codec).encode(latent, noises, windows)
 
 
-def decode_state(data: bytes, codec: str) -> Latent:
-    """Decode the bytes of `encode_state`. Raises BlobCorruptError for other bytes."""
+def encode_run(latents: Mapping[int, Latent], codec: Keyframes) -> dict[int, tuple[bytes, str]]:
+    """Encode the states of one run together: {K: latent} → {K: blob, codec with the K that the state needs}.
+
+    States that others need come first. Raises ModelError for values that fp16 does not hold.
+    """
+    coded = {}
+    for k, data in codec.encode_run(latents).items():
+        base = keyframes.base_of(data)
+        coded[k] = data, f"{keyframes.NAME}{NEEDS}{base.step}" if base else keyframes.NAME
+    return coded
+
+
+def decode_state(data: bytes, codec: str, base: bytes = b"") -> Latent:
+    """Decode the bytes of `encode_state` or `encode_run`. Raises BlobCorruptError for other bytes.
+
+    base: the bytes of the state that this one needs (`needed_by`).
+    """
     try:
-        latent = codec_named(codec).decode(data)
-    except (SafetensorError, IndexError, KeyError, TypeError, ValueError, zlib.error) as error:
+        chosen = codec_named(codec)
+        latent = chosen.decode(data, base) if isinstance(chosen, Keyframes) else chosen.decode(data)
+    except (SafetensorError, IndexError, KeyError, TypeError, ValueError, struct.error, zlib.error) as error:
         raise BlobCorruptError(f"the blob is not a state in codec {codec!r}: {error}") from error
     if latent.ndim not in (3, 4) or not np.isfinite(latent).all():
         rule = "a state must be (C, h, w) or (C, F, h, w) with finite values"
@@ -154,15 +176,36 @@ def decode_state(data: bytes, codec: str) -> Latent:
     return latent
 
 
+def decode_run(coded: Mapping[int, tuple[bytes, str]]) -> dict[int, Latent]:
+    """Decode the states of `encode_run`, each with the one that it needs."""
+    bases = {k: coded[base.step][0] if (base := needed_by(*one)) else b"" for k, one in coded.items()}
+    return {k: decode_state(*one, bases[k]) for k, one in coded.items()}
+
+
 def noises_of(data: bytes, codec: str) -> tuple[int, ...]:
     """Return the seeds of the noises that a state's bytes name; empty: unknown."""
     return codec_named(codec).noises(data)
 
 
+def needed_by(data: bytes, codec: str) -> Base | None:
+    """Return step and sha256 of the state without which this one cannot be decoded; None: it needs no other.
+
+    Raises BlobCorruptError for bytes of another codec.
+    """
+    if NEEDS not in codec:
+        return None
+    try:
+        return keyframes.base_of(data)
+    except (IndexError, ValueError, struct.error, zlib.error) as error:
+        raise BlobCorruptError(f"the blob is not a state in codec {codec!r}: {error}") from error
+
+
 def codec_named(name: str) -> Codec:
-    if name not in CODECS:
+    """Return a codec by its name, which may end with the step that the state needs (State.needs)."""
+    known = name.partition(NEEDS)[0]
+    if known not in CODECS:
         raise ConfigurationError(f"codec must be one of {', '.join(CODECS)} (got {name!r})")
-    return CODECS[name]
+    return CODECS[known]
 
 
 def encode_checkpoint(

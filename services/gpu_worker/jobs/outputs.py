@@ -6,9 +6,9 @@ import asyncio
 import math
 
 from services.gpu_worker.engine.events import Checkpointed, LatentCaptured
-from services.gpu_worker.engine.rows import Pixels
-from services.gpu_worker.jobs import checkpoints
-from services.gpu_worker.jobs.codecs import INLINE_BYTES, encode_checkpoint, encode_png, encode_state
+from services.gpu_worker.engine.rows import Latent, Pixels
+from services.gpu_worker.jobs import checkpoints, keyframes
+from services.gpu_worker.jobs.codecs import INLINE_BYTES, encode_checkpoint, encode_png, encode_run, encode_state
 from services.gpu_worker.jobs.state_codecs import StateCodecs
 from shared.domain.errors import AfterimageError
 from shared.domain.types import Captured, Job, Plan
@@ -22,6 +22,11 @@ HEADER_BYTES = 128
 """Bytes of a state in fp16 besides its values, at most."""
 
 
+def state_key_beside(key: str, step: int) -> str:
+    """Return the key of the state after `step` steps that was stored with the state of this key."""
+    return f"{key.rpartition('-')[0]}-{step}.safetensors"
+
+
 class Outputs:
     """The keys of an attempt's blobs carry the job, the attempt and, except for the image, the step: two attempts never
     write the same blob."""
@@ -33,7 +38,9 @@ class Outputs:
         self._fp16_states = fp16_states if codecs.chosen else math.inf
         self._state_bytes = 0
         self.picture_key = _PICTURE_KEY.format(job.id, job.attempt)
-        self._captures: list[asyncio.Task[Captured | None]] = []
+        self._captures: list[asyncio.Task[list[Captured]]] = []
+        self._together: dict[int, Latent] = {}
+        """States by K that are encoded together once the run has ended."""
         self._saving: asyncio.Task[None] | None = None
         self._written = [job.checkpoint_key] if job.checkpoint_key else []
         """Checkpoints that are deleted when the job ends."""
@@ -56,12 +63,17 @@ class Outputs:
 
     async def captured(self) -> tuple[Captured, ...]:
         """The states that were stored, by step. A state that could not be stored is a hole, not a failed image."""
-        kept = []
-        for outcome in await asyncio.gather(*self._captures, return_exceptions=True):
-            if isinstance(outcome, Captured):
-                kept.append(outcome)
-            elif outcome is not None:
+        kept = list[Captured]()
+        stored = await asyncio.gather(*self._captures, return_exceptions=True)
+        if self._together:
+            self._captures.append(asyncio.create_task(self._store_together(self._together)))
+            self._together = {}
+            stored += await asyncio.gather(self._captures[-1], return_exceptions=True)
+        for outcome in stored:
+            if isinstance(outcome, BaseException):
                 log("gpu_worker").warning("state not stored", job=self._job.id, error=str(outcome))
+            else:
+                kept += outcome
         return tuple(sorted(kept, key=lambda state: state.step))
 
     async def clean_up(self, *, succeeded: bool, ended: bool) -> None:
@@ -72,25 +84,43 @@ class Outputs:
         try:
             keys = await self._checkpoints() if ended else []
             if not succeeded:
+                self._together = {}
                 keys += [self.picture_key, *(state.key for state in await self.captured())]
             if keys:
                 await self._blobs.delete(keys)
         except AfterimageError as error:
             log("gpu_worker").warning("blobs left to the collector", job=self._job.id, error=str(error))
 
-    async def _capture(self, event: LatentCaptured, card: ModelCard, steps: int) -> Captured | None:
-        """Store the state; None if it does not fit into the image's room. States come in ascending K, and a state at
-        K serves every request that may start at K or later: so the first K go first."""
+    async def _capture(self, event: LatentCaptured, card: ModelCard, steps: int) -> list[Captured]:
+        """Store the state, unless it waits for others of its run, or does not fit into the image's room. States come in
+        ascending K, and a state at K serves every request that may start at K or later: so the first K go first."""
         codec = await self._codecs.at(card, event.step, steps)
+        if codec == keyframes.NAME:
+            self._together[event.step] = event.latent
+            return []
         given = event.latent, codec, event.noises, card.frames.windows(self._job.request.frames)
         inline = event.latent.nbytes <= INLINE_BYTES
         data = encode_state(*given) if inline else await asyncio.to_thread(encode_state, *given)
-        if self._state_bytes + len(data) > self._fp16_states * (2 * event.latent.size + HEADER_BYTES):
-            return None
+        return await self._put_state(event.step, data, codec, event.latent.size)
+
+    async def _store_together(self, latents: dict[int, Latent]) -> list[Captured]:
+        """Store the states of codec `keyframes`. The one that others need comes first: without it, none is stored."""
+        stored, size = list[Captured](), next(iter(latents.values())).size
+        for step, (data, codec) in (await asyncio.to_thread(encode_run, latents, self._codecs.keyframes)).items():
+            put = await self._put_state(step, data, codec, size)
+            if not put and not stored:
+                break
+            stored += put
+        return stored
+
+    async def _put_state(self, step: int, data: bytes, codec: str, values: int) -> list[Captured]:
+        """Store a state of this many values; none if it does not fit into the image's room."""
+        if self._state_bytes + len(data) > self._fp16_states * (2 * values + HEADER_BYTES):
+            return []
         self._state_bytes += len(data)
-        key = _STATE_KEY.format(self._job.id, self._job.attempt, event.step)
+        key = _STATE_KEY.format(self._job.id, self._job.attempt, step)
         sha256 = await self._blobs.put(key, data, durable=False)
-        return Captured(event.step, key, len(data), codec, sha256)
+        return [Captured(step, key, len(data), codec, sha256)]
 
     async def _checkpoint(self, event: Checkpointed, plan: Plan, before: asyncio.Task[None] | None) -> None:
         """Store the blob, name it on the row, then delete the previous checkpoint. A failure costs only the checkpoint.

@@ -6,14 +6,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NoReturn
 
 from services.gpu_worker.engine.family import Family
 from services.gpu_worker.engine.rows import FromCheckpoint, FromNoise, FromPicture, FromState, Pixels, Start, Task
 from services.gpu_worker.jobs import checkpoints
-from services.gpu_worker.jobs.codecs import INLINE_BYTES, decode_checkpoint, decode_png, decode_state, fitted, noises_of
+from services.gpu_worker.jobs.codecs import INLINE_BYTES, decode_checkpoint, needed_by
+from services.gpu_worker.jobs.outputs import state_key_beside
+from services.gpu_worker.jobs.starts import lead_of, start_of, task_of
+from services.gpu_worker.jobs.stitching import mask_part, state_part, stitch
 from shared.blobs import Blobs
 from shared.blobs.ahead import ReadAhead
 from shared.catalog import Entries
@@ -25,9 +29,10 @@ from shared.domain.errors import (
     UnavailableError,
     passes,
 )
+from shared.domain.masks import MASK_STEP
 from shared.domain.messages import StateLost
-from shared.domain.plan_rules import DRAWN, choose_model, degrade, hand_over, revalidate, smaller_starts
-from shared.domain.types import Entry, Job, Lead, Plan, PlanSource, Request, Size
+from shared.domain.plan_rules import DRAWN, choose_model, degrade, hand_over, revalidate, smaller_starts, whole_start
+from shared.domain.types import PICTURE_STEP, Entry, Job, Lead, Plan, PlanSource, Request
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,49 +49,6 @@ class Prepared:
     """The engine's task, whose id is the job's; None without a family."""
     lead: Pixels | None = None
     """Finished frames with which the clip begins, (F, height, width, 3); see Lead."""
-
-
-def start_of(plan: Plan, blob: bytes | None, size: Size) -> Start:
-    """Return the start that the plan names, for an image of this size. blob: the bytes under the plan's state_key.
-
-    Raises BlobCorruptError when the blob is not of the kind that the plan names, ModelError when `blob` is None.
-    """
-    if plan.is_miss:
-        return FromNoise()
-    if blob is None:
-        raise ModelError(f"the plan starts from blob {plan.state_key!r}, but no blob was given")
-    match plan.source:
-        case PlanSource.LATENT:
-            latent = decode_state(blob, plan.state_codec)
-            noises = noises_of(blob, plan.state_codec)
-            return FromState(latent, plan.start_step, plan.fresh_noise, plan.noise_seed, noises)
-        case PlanSource.IMAGE:
-            pixels = fitted(decode_png(blob), size)
-            last = pixels[-1] if plan.lead is not None and pixels.ndim == 4 else pixels
-            return FromPicture(last, plan.start_step)
-        case _:
-            raise ModelError(f"the plan's source must be noise, latent or image (got {plan.source.value!r})")
-
-
-def task_of(task_id: str, request: Request, plan: Plan, start: Start, **ride: Any) -> Task:
-    """Return the engine's task for a request that follows this plan; `ride`: the Task's other fields."""
-    return Task(
-        id=task_id,
-        model=plan.model,
-        prompt=request.prompt,
-        negative_prompt=request.negative_prompt,
-        size=request.size,
-        frames=request.frames,
-        steps=plan.run_steps(request.steps),
-        guidance=plan.run_guidance(request.guidance),
-        prompted_from=plan.prompted_from,
-        seed=request.seed,
-        start=start,
-        capture_steps=plan.capture_steps,
-        priority=request.priority,
-        drop_if_late=request.drop_if_late,
-        **ride,
-    )
 
 
 async def prepare(
@@ -120,15 +82,6 @@ async def prepare(
         return replace(prepared, task=task)
     frames = await preparation.read_lead(lead)
     return replace(prepared, task=replace(task, held=frames[-lead.held :]), lead=frames)
-
-
-def lead_of(lead: Lead, blob: bytes, size: Size) -> Pixels:
-    """Return the frames of a lead, of this size. Raises BlobCorruptError for a blob of other frames."""
-    pixels = fitted(decode_png(blob), size)
-    frames = pixels if pixels.ndim == 4 else pixels[None]
-    if len(frames) != lead.frames:
-        raise BlobCorruptError(f"blob {lead.key}: a clip must have {lead.frames} frames (got {len(frames)})")
-    return frames
 
 
 def _raise_unusable(request: Request, error: AfterimageError) -> NoReturn:
@@ -182,18 +135,66 @@ class _Preparation:
         """Read and decode the plan's start. Raises what the blob store raises; UnavailableError when the read exceeds
         `timeout_s`, BlobCorruptError for a latent that does not fit the request. A clip of another length raises
         ModelError: its blob is sound, and must not count as lost."""
+        if plan.source is PlanSource.STITCHED:
+            return await self._start_pair(plan, family)
         try:
             blob = await self._read(plan.state_key, plan.state_sha256)
+            base = await self._read_base(plan.state_key, plan.state_codec, blob)
             size, frames = self._job.request.size, self._job.request.frames
             image = plan.source is PlanSource.IMAGE
             decoded = (
                 3 * frames * size.width * size.height if image else 4 * math.prod(family.latent_shape(size, frames))
             )
             large = max(len(blob), decoded) > INLINE_BYTES
-            start = await asyncio.to_thread(start_of, plan, blob, size) if large else start_of(plan, blob, size)
+            given = plan, blob, size, base
+            start = await asyncio.to_thread(start_of, *given) if large else start_of(*given)
             return self._fitting(start, plan, family, plan.state_key)
         except (BlobMissingError, BlobCorruptError):
             self._lost.append(plan.state_key)
+            raise
+
+    async def _read_base(self, key: str, codec: str, blob: bytes) -> bytes:
+        """Read the state that the state under this key needs; empty if it needs none. A missing one is a hole, like its
+        dependants (FlexCache §4.3)."""
+        if (base := needed_by(blob, codec)) is None:
+            return b""
+        beside = state_key_beside(key, base.step)
+        try:
+            return await self._read(beside, base.sha256)
+        except (BlobMissingError, BlobCorruptError):
+            self._lost.append(beside)
+            raise
+
+    async def _start_pair(self, plan: Plan, family: Family) -> Start:
+        """Read both states, their bases and both masks, and stitch them (FlexCache §4.2.2). A stitched latent carries
+        no seed's noise as it was drawn, so the start names none. Raises as `_start` does, once every lost blob is
+        noted."""
+        sources = plan.sources
+        if len(sources) != 2:
+            raise ModelError(f"a stitched plan must name two sources (got {len(sources)})")
+        shape = family.latent_shape(self._job.request.size, self._job.request.frames)
+        grid = shape[1:] if len(shape) == 4 else (1, *shape[1:])
+        state = partial(state_part, shape=shape)
+        parts: list[Any] = await asyncio.gather(
+            *(self._part(one.key, one.sha256, partial(state, codec=one.codec), one.codec) for one in sources),
+            *(self._part(one.mask_key, one.mask_sha256, partial(mask_part, shape=grid)) for one in sources),
+            return_exceptions=True,
+        )
+        if failed := [one for one in parts if isinstance(one, BaseException)]:
+            raise failed[0]
+        ours, theirs, (thing, _), (_, place) = parts
+        start = FromState(stitch(ours, theirs, thing, place), plan.start_step, plan.fresh_noise, plan.noise_seed)
+        return self._fitting(start, plan, family, plan.state_key)
+
+    async def _part(self, key: str, sha256: str, decode: Callable[..., Any], codec: str = "") -> Any:
+        """Read and decode one blob of a pair, a state with its base; note its key where it is gone or corrupt."""
+        try:
+            blob = await self._read(key, sha256)
+            base = await self._read_base(key, codec, blob)
+            decode, size = partial(decode, base=base) if base else decode, len(blob) + len(base)
+            return await asyncio.to_thread(decode, blob) if size > INLINE_BYTES else decode(blob)
+        except (BlobMissingError, BlobCorruptError):
+            self._lost.append(key)
             raise
 
     async def read_lead(self, lead: Lead) -> Pixels:
@@ -270,24 +271,29 @@ class _Preparation:
             ) from error
 
     async def _degraded(self, plan: Plan, family: Family, why: str) -> Prepared:
-        entry = await self._entry(plan)
-        if entry is not None and plan.source is PlanSource.LATENT:
-            for smaller in smaller_starts(plan, entry, family.card, self._job.request, why):
+        entries = await self._entries_of(plan)
+        if plan.source is PlanSource.LATENT and plan.entry_id in entries:
+            for smaller in smaller_starts(plan, entries[plan.entry_id], family.card, self._job.request, why):
                 with contextlib.suppress(AfterimageError):
-                    return Prepared(smaller, await self._start(smaller, family), family, self._told_lost(entry))
-        return self._unstarted(lost=self._told_lost(entry), plan=degrade(plan, f"{why}{DRAWN}"))
+                    return Prepared(smaller, await self._start(smaller, family), family, self._told_lost(entries))
+        if plan.source is PlanSource.STITCHED and (whole := whole_start(plan, why)) is not None:
+            with contextlib.suppress(AfterimageError):
+                return Prepared(whole, await self._start(whole, family), family, self._told_lost(entries))
+        return self._unstarted(lost=self._told_lost(entries), plan=degrade(plan, f"{why}{DRAWN}"))
 
-    async def _entry(self, plan: Plan) -> Entry | None:
+    async def _entries_of(self, plan: Plan) -> dict[str, Entry]:
+        """Return the entries that the plan, or its fallback, starts from; none while the catalog is away."""
+        both = (plan, plan.fallback) if plan.fallback is not None else (plan,)
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._entries.get(plan.entry_id)
-        except (AfterimageError, TimeoutError):  # the entry is gone, or the catalog is away
-            return None
+                return await self._entries.by_ids(sorted({one.entry_id for each in both for one in each.sources}))
+        except (AfterimageError, TimeoutError):
+            return {}
 
-    def _told_lost(self, entry: Entry | None) -> tuple[StateLost, ...]:
+    def _told_lost(self, entries: Mapping[str, Entry]) -> tuple[StateLost, ...]:
         """Return the lost blobs that the catalog still lists: a state under the K of its own run, an image under step
-        0."""
-        if entry is None:
-            return ()
-        steps = {state.key: state.step for state in entry.states} | {entry.picture_key: 0}
-        return tuple(StateLost(entry.id, steps[key], key) for key in self._lost if key in steps)
+        0, masks under step −1."""
+        named = {state.key: (entry.id, state.step) for entry in entries.values() for state in entry.states}
+        named |= {entry.picture_key: (entry.id, PICTURE_STEP) for entry in entries.values()}
+        named |= {entry.mask.key: (entry.id, MASK_STEP) for entry in entries.values() if entry.mask is not None}
+        return tuple(StateLost(*named[key], key) for key in self._lost if key in named)

@@ -15,16 +15,19 @@ sharpness of images from `residual` states rises: at T = 5, K = 1 to 4 (24 pairs
 .988, .950, .928 and .971. At T = 50, K = 10 and 25, it rises from .936 and .808 to .967 and .878. Noise of another seed
 does not: .955, .906, .899 and .989 at T = 5, with less contrast.
 
-In a clip's state (C, F, h, w) every frame is stored like an image: with its own averages and quantisers.
+In a clip's state (C, F, h, w) every frame is stored like an image: with its own averages and quantisers. The codecs
+`residual-2x2x2` and `residual-4x2x2` average over 2 and 4 adjacent frames too; for images they are `residual`.
 
 Layout; a varint holds 7 bits a byte, least significant first, and bit 7 is set where more follow:
 
-    1 byte       version: 1 for an image, 2 for a clip, 3 for a clip with FreeNoise
+    1 byte       version: 1 for an image, 2 for a clip, 3 for a clip with FreeNoise; 4 and 5: as 2 and 3, with averages
+                 over several frames
     1 byte       bits 0-1: log2 of a cell's side; bits 2-4: bits per average, less one; bits 5-7: number of noises
-    varints      C, h, w of an image; C, F, h, w of a clip; C, F, h, w, window, stride with FreeNoise (draw_noise)
+    varints      C, h, w of an image; C, F, h, w of a clip; C, F, h, w, window, stride with FreeNoise (draw_noise);
+                 then the frames of an average in versions 4 and 5
     per noise    seed (varint), c (int8, in 1/64)
-    bytes        step of the quantiser of each channel (in a clip of each frame of each channel): 0 for zeros, else
-                 2 ** ((byte - 128) / 8)
+    bytes        step of the quantiser of each channel (in a clip of each frame, or average of frames, of each channel):
+                 0 for zeros, else 2 ** ((byte - 128) / 8)
     the rest     level of each average, by channel, frame and row, most significant bit first
 
 A 4×16×16 state with one 32-bit seed has 15 + 96 bytes as `residual` and 15 + 24 as `residual-4x4`, 15 + 256 as
@@ -45,12 +48,14 @@ import numpy.typing as npt
 from services.gpu_worker.engine.rows import NO_WINDOWS, Latent, first_noise
 from shared.domain.errors import ConfigurationError, ModelError
 
-NUMBERS = {1: (3, 0), 2: (4, 0), 3: (4, 2)}
-"""Numbers in the header by version: sides of the latent, and window and stride."""
+NUMBERS = {1: (3, 0, 0), 2: (4, 0, 0), 3: (4, 2, 0), 4: (4, 0, 1), 5: (4, 2, 1)}
+"""Numbers in the header by version: sides of the latent, window and stride, frames of an average."""
 MOST_NOISES = 7
 """A state with more seeds keeps those with the largest weights."""
 C_UNIT = 64
 GAIN = 0.7
+Cell = tuple[int, int, int]
+"""Frames, rows and columns of an average."""
 Draw = Callable[[int], npt.NDArray[np.float32]]
 """The first noise of a seed, of the latent's shape."""
 SEED, DRAWN = 2026, (-0.183910, 0.729640, 0.624167, 0.122535)
@@ -59,34 +64,38 @@ SEED, DRAWN = 2026, (-0.183910, 0.729640, 0.624167, 0.122535)
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """Averages over cells of `cell` × `cell`, each in `bits` bits. A state without known seeds is stored plainly, every
-    value in 4 bits."""
+    """Averages over cells of `frames` × `cell` × `cell`, each in `bits` bits. A state without known seeds is stored
+    plainly, every value in 4 bits."""
 
     cell: int
     bits: int
+    frames: int = 1
 
     def encode(self, latent: Latent, noises: Sequence[int], windows: tuple[int, int]) -> bytes:
         if not np.isfinite(latent).all():
             raise ModelError("a state must have finite values to be stored")
         draw = partial(_noise, shape=latent.shape, windows=windows)
         weights = _fitted(latent, tuple(dict.fromkeys(noises)), draw)
-        cell, bits = (self.cell, self.bits) if weights else (1, 4)
+        side, frames, bits = (self.cell, self.frames if latent.ndim == 4 else 1, self.bits) if weights else (1, 1, 4)
+        cell = frames, side, side
         weights = _raised(weights, latent, cell, draw)
         averages = _averaged(latent - _mixed(weights, latent.shape, draw), cell)
         steps = _steps(averages, bits)
-        levels = _levels(averages, _widths(steps, latent.shape[:-2]), bits).astype(np.uint8)
-        repeats = () if windows == NO_WINDOWS else windows
-        version = next(version for version, form in NUMBERS.items() if form == (latent.ndim, len(repeats)))
-        head = bytes([version, cell.bit_length() - 1 | bits - 1 << 2 | len(weights) << 5])
-        head += b"".join(_varint(number) for number in (*latent.shape, *repeats))
+        levels = _levels(averages, _widths(steps, averages.shape[:-2]), bits).astype(np.uint8)
+        repeats, several = () if windows == NO_WINDOWS else windows, (frames,) if frames > 1 else ()
+        form = latent.ndim, len(repeats), len(several)
+        version = next(version for version, known in NUMBERS.items() if known == form)
+        head = bytes([version, side.bit_length() - 1 | bits - 1 << 2 | len(weights) << 5])
+        head += b"".join(_varint(number) for number in (*latent.shape, *repeats, *several))
         head += b"".join(_varint(seed) + c.to_bytes(1, "big", signed=True) for seed, c in weights.items())
         return head + steps.tobytes() + _packed(levels, bits)
 
     def decode(self, data: bytes) -> Latent:
         """Raise ValueError or IndexError for bytes that are not such a state."""
         head = _Head.read(data)
-        *outer, height, width = head.shape
-        coarse_shape = *outer, -(-height // head.cell), -(-width // head.cell)
+        sides = zip(head.shape[-3:], head.cell[-len(head.shape[-3:]) :], strict=True)
+        coarse_shape = *head.shape[:-3], *(-(-side // cell) for side, cell in sides)
+        outer = coarse_shape[:-2]
         channels, values = math.prod(outer), math.prod(coarse_shape)
         if min(head.shape) < 1 or len(data) != head.end + channels + -(-values * head.bits // 8):
             raise ValueError(f"{len(data)} bytes do not hold a latent of shape {head.shape}")
@@ -106,7 +115,8 @@ class Residual:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    cell: int
+    cell: tuple[int, int, int]
+    """Frames, rows and columns of an average; 1 frame in an image."""
     bits: int
     shape: tuple[int, ...]
     windows: tuple[int, int]
@@ -124,15 +134,19 @@ class _Head:
         for _ in range(sum(NUMBERS[data[0]])):
             number, at = _read_varint(data, at)
             numbers.append(number)
-        sides, (window, stride) = NUMBERS[data[0]][0], numbers[4:] or NO_WINDOWS
+        sides, repeats, several = NUMBERS[data[0]]
+        window, stride = numbers[4:6] if repeats else NO_WINDOWS
+        frames = numbers[-1] if several else 1
+        if frames < 1:
+            raise ValueError("an average must have at least 1 frame (got 0)")
         if window and not 1 <= stride <= window:
             raise ValueError(f"stride must be from 1 to window, {window} (got {stride})")
         for _ in range(data[1] >> 5):
             seed, at = _read_varint(data, at)
             weights[seed] = int.from_bytes(data[at : at + 1], "big", signed=True)
             at += 1
-        cell, bits = 1 << (data[1] & 3), (data[1] >> 2 & 7) + 1
-        return cls(cell, bits, tuple(numbers[:sides]), (window, stride), weights, at)
+        side, bits = 1 << (data[1] & 3), (data[1] >> 2 & 7) + 1
+        return cls((frames, side, side), bits, tuple(numbers[:sides]), (window, stride), weights, at)
 
 
 def _fitted(latent: Latent, seeds: Sequence[int], draw: Draw) -> dict[int, int]:
@@ -147,9 +161,9 @@ def _fitted(latent: Latent, seeds: Sequence[int], draw: Draw) -> dict[int, int]:
     return {seed: c for seed, c in zip(seeds, weights, strict=True) if c}
 
 
-def _raised(weights: dict[int, int], latent: Latent, cell: int, draw: Draw) -> dict[int, int]:
+def _raised(weights: dict[int, int], latent: Latent, cell: Cell, draw: Draw) -> dict[int, int]:
     """Raise the weights until their noise has GAIN times the standard deviation of the lost detail more than before."""
-    if not weights or cell == 1:
+    if not weights or cell == (1, 1, 1):
         return weights
     rest = latent - _mixed(weights, latent.shape, draw)
     coarse = _spread(_averaged(rest, cell), cell, latent.shape)
@@ -159,8 +173,11 @@ def _raised(weights: dict[int, int], latent: Latent, cell: int, draw: Draw) -> d
     return {seed: min(max(round(c * factor), -128), 127) for seed, c in weights.items()}
 
 
-def _spread(averages: npt.NDArray[Any], cell: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    return averages.repeat(cell, axis=-2).repeat(cell, axis=-1)[..., : shape[-2], : shape[-1]]
+def _spread(averages: npt.NDArray[Any], cell: Cell, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    for axis in (-3, -2, -1):
+        if cell[axis] > 1:
+            averages = averages.repeat(cell[axis], axis=axis)
+    return averages[tuple(slice(side) for side in shape)]
 
 
 def _mixed(weights: dict[int, int], shape: tuple[int, ...], draw: Draw) -> npt.NDArray[np.float32]:
@@ -194,12 +211,12 @@ def _check_generator() -> None:
         )
 
 
-def _averaged(values: npt.NDArray[Any], cell: int) -> npt.NDArray[Any]:
-    """Average (…, h, w) over cells; those at the right and lower edge may be smaller."""
-    for axis in (-2, -1):
-        starts = np.arange(0, values.shape[axis], cell)
+def _averaged(values: npt.NDArray[Any], cell: Cell) -> npt.NDArray[Any]:
+    """Average (…, h, w), or (…, F, h, w) over several frames, over cells; those at the edges may be smaller."""
+    for axis in (-3, -2, -1) if cell[0] > 1 else (-2, -1):
+        starts = np.arange(0, values.shape[axis], cell[axis])
         sizes = np.diff(np.append(starts, values.shape[axis])).astype(np.float32)
-        values = np.add.reduceat(values, starts, axis=axis) / (sizes[:, None] if axis == -2 else sizes)
+        values = np.add.reduceat(values, starts, axis=axis) / sizes.reshape(-1, *(1,) * (-1 - axis))
     return values
 
 

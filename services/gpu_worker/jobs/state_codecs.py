@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from services.gpu_worker.jobs.keyframes import Keyframes
 from services.gpu_worker.jobs.residual import is_same_generator
 from shared.models import ModelCard
 from shared.models.k_table import Profiles
@@ -14,8 +15,9 @@ NOTHING_MEASURED = CodecChoice("", "", ())
 class StateCodecs:
     """Codec by model, K and T: the setting's codec, or with `auto` the one that `afterimage profile` chose."""
 
-    def __init__(self, setting: str, profiles: Profiles) -> None:
+    def __init__(self, setting: str, profiles: Profiles, keyframes: Keyframes | None = None) -> None:
         self._setting, self._profiles = setting, profiles
+        self.keyframes = keyframes or Keyframes()
         self._choices: dict[str, CodecChoice] = {}
         """What was measured, by weights hash; read once."""
 

@@ -241,6 +241,7 @@ class Assignment:
             cannot=tuple(sorted(self._cannot | self._unkept)),
             leaving=leaving,
             clips=len(self._clips.in_hand),
+            serves=(*self.served, *self.videos),
         )
         try:
             await self._bus.publish(report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,26 @@ async def test_a_clip_from_noise_then_from_its_latents_then_as_it_is(make: Make,
         stub: Any = home.client._stub
         row = await stub.GetJob(gateway_pb2.GetJobRequest(job_id=first.job.id), timeout=5.0)
         assert (row.job.fps, row.picture) == (4.0, b"")
+
+
+async def test_states_of_key_frames_start_later_clips_and_are_holes_without_their_base(make: Make, clips: Path) -> None:
+    settings = make(video=str(clips), reuse_rules="paper", state_codec="keyframes", keyframe_least=0.0)
+    async with house(settings) as home:
+        first = await home.generate("a red fox runs", modality="video", seed=7)
+        entry = await home.backends.catalog.entries.get(first.job.id)
+        (base,) = (state for state in entry.latents if not state.needs)
+        assert {state.needs for state in entry.latents if state != base} == {base.step}
+        near = await home.generate("a red fox runs", modality="video", seed=8)
+        assert (near.plan.source, near.plan.entry_id, near.plan.degraded) == (PlanSource.LATENT, entry.id, ())
+        assert near.plan.state_codec.startswith("keyframes")
+        assert decode_png(near.png).shape == (4, 32, 32, 3)
+        await home.backends.blobs.delete([base.key])
+        later = await home.generate("a red fox runs", modality="video", seed=9)
+        assert decode_png(later.png).shape == (4, 32, 32, 3)
+        assert later.plan.entry_id != entry.id
+        async with asyncio.timeout(20):  # the cache receives that the base is gone
+            while (await home.backends.catalog.entries.get(entry.id)).latents:
+                await asyncio.sleep(0.02)
 
 
 async def test_a_result_larger_than_half_a_message_is_read_in_parts(

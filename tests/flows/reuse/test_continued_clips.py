@@ -87,6 +87,19 @@ async def test_an_image_is_the_first_frame_and_a_clip_of_equal_length_starts_eve
             await home.client.generate_video("a fox", steps=2, from_job=whole.job.id)
 
 
+async def test_the_pixels_of_the_whole_clip_are_limited(make: Make) -> None:
+    settings = make(large="noop:?name=large", video="noop:?name=clips&frames=4", max_pixels=22_000)
+    async with house(settings) as home:
+        clip = await home.client.generate("a fox", **VIDEO)
+        named = {**VIDEO, "continue_job": clip.job.id}
+        assert await home.client.plan("a fox", **(named | {"frames": 2}))
+        said = (
+            r"^continue_job: frames × pixels of the whole clip must be at most 22000 \(max_pixels\) \(got '6 × 64x64'\)"
+        )
+        with pytest.raises(InvalidRequestError, match=said):
+            await home.client.plan("a fox", **(named | {"frames": 3}))
+
+
 async def test_a_clip_that_cannot_go_on_is_refused(make: Make) -> None:
     settings = make(
         large="noop:?name=large", video="noop:?name=clips&frames=4", max_attempts=1, max_pixel_steps=220_000

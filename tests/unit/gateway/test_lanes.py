@@ -66,7 +66,7 @@ def test_a_bus_that_was_away_leaves_no_partial_knowledge() -> None:
 
 
 def test_a_model_that_every_worker_failed_to_load_is_known_as_such() -> None:
-    roster = Roster(report_s=5.0)
+    roster = Roster(report_s=5.0, models=("large", "small", "tiny"))
     assert roster.unable(0.0) == frozenset()
     roster.reported(replace(report("w1", "large"), cannot=("small", "tiny")), at=0.0)
     assert roster.unable(0.1) == frozenset()  # others may be there
@@ -76,6 +76,35 @@ def test_a_model_that_every_worker_failed_to_load_is_known_as_such() -> None:
     assert roster.unable(10.0) == frozenset()
     roster.reported(replace(report("w1", "large"), cannot=("small", "tiny")), at=10.0)
     assert roster.unable(20.1) == frozenset()  # silent
+
+
+def test_a_worker_without_the_model_in_its_settings_cannot_run_it() -> None:
+    roster = Roster(report_s=5.0, models=("large", "clips"))
+    for at in (0.0, 5.0):
+        roster.reported(replace(report("w1", "large"), serves=("large", "clips"), cannot=("clips",)), at=at)
+        roster.reported(replace(report("w2", "large"), serves=("large",)), at=at)
+    assert roster.unable(5.0) == {"clips"}
+    roster.reported(report("w3", "large"), at=5.0)  # an older worker may have it
+    assert roster.unable(5.0) == frozenset()
+
+
+@pytest.mark.parametrize("leaving", [True, False])
+def test_a_model_whose_worker_restarts_is_not_refused(leaving: bool) -> None:
+    roster = Roster(report_s=5.0, models=("large", "clips"))
+    other, video = replace(report("w1", "large"), serves=("large",)), replace(report("w2", "clips"), serves=("clips",))
+    for at in (0.0, 5.0):
+        roster.reported(other, at=at)
+        roster.reported(video, at=at)
+    if leaving:
+        roster.reported(replace(video, leaving=True), at=6.0)
+    for at in range(10, 306, 5):
+        roster.reported(other, at=float(at))
+        assert roster.unable(float(at)) == frozenset()
+    roster.reported(other, at=310.0)
+    assert roster.unable(310.0) == {"clips"}  # it did not come back
+    roster.reported(video, at=311.0)
+    roster.reported(replace(video, cannot=("clips",), leaving=True), at=312.0)
+    assert roster.unable(312.0) == {"clips"}  # it could not load the model
 
 
 def test_workers_that_are_gone_are_forgotten() -> None:

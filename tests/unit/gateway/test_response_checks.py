@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from services.gateway.response_checks import NonsenseError, check_plan, check_vector
-from shared.domain.types import ModelPlan, Plan, PlanSource, Request, Size, Source, vector_bytes
+from shared.domain.parts import Parts
+from shared.domain.types import ModelPlan, Plan, PlanSource, Request, Size, Source, from_json, to_json, vector_bytes
 from shared.models.card import ModelCard
 from shared.runtime.rpc_types import plan_from_proto, plan_to_proto
 
@@ -45,6 +46,23 @@ def test_plans_that_cannot_be_drawn_are_refused() -> None:
     ):
         with pytest.raises(NonsenseError):
             check_plan(wrong, REQUEST, CARD)
+
+
+def test_a_pair_names_two_entries_with_masks() -> None:
+    sources = (Source("e", "states/1", mask_key="masks/1"), Source("f", "states/2", mask_key="masks/2"))
+    pair = replace(PLAN, source=PlanSource.STITCHED, sources=sources, fallback=PLAN)
+    assert check_plan(pair, REQUEST, CARD) is pair
+    sent = replace(pair, parts=Parts("a fox", "snow"), root="e", background_root="f")
+    assert plan_from_proto(plan_to_proto(sent)) == sent
+    assert from_json(Plan, to_json(sent)) == sent
+    for wrong in (
+        sources[:1],
+        (sources[0], sources[0]),
+        (sources[0], replace(sources[1], mask_key="")),
+        (*sources, *sources),
+    ):
+        with pytest.raises(NonsenseError):
+            check_plan(replace(pair, sources=wrong), REQUEST, CARD)
 
 
 def test_a_refiner_may_have_a_t_of_its_own_and_the_model_that_was_asked_for_may_not() -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from services.retriever.bounds import IMAGE, LATENT, Near
+from services.retriever.bounds import IMAGE, LATENT, PAIR, Near
 from services.retriever.policies import bound_of
 from services.retriever.question import Question
 from services.retriever.tables import Known
@@ -18,11 +18,13 @@ from shared.runtime.settings import Settings
 from tests.unit.cached import request, unit
 from tests.unit.retriever.conftest import house
 
-Policy = Literal["auto", "nirvana", "modm"]
+Policy = Literal["auto", "nirvana", "flexcache", "modm"]
 CARD = find_card("noop:")
 
 
-@pytest.mark.parametrize(("policy", "ks"), [("auto", [25, 30]), ("nirvana", [25, 0]), ("modm", [0, 30])])
+@pytest.mark.parametrize(
+    ("policy", "ks"), [("auto", [25, 30, 0]), ("nirvana", [25, 0, 0]), ("flexcache", [25, 0, 10]), ("modm", [0, 30, 0])]
+)
 def test_a_policy_allows_its_kind_of_start(settings: Settings, policy: Policy, ks: list[int]) -> None:
     settings = settings.model_copy(update={"reuse_bound": policy})
     known, encoder = Known(CARD, "noop:", (FIG_10,), (), ()), EncoderId("e1", CLIP_L14)
@@ -33,6 +35,7 @@ def test_a_policy_allows_its_kind_of_start(settings: Settings, policy: Policy, k
     near = [
         Near(LATENT, 0.97, run_by="noop"),
         Near(IMAGE, 0.31, made_by=("noop", CARD.weights_hash), run_by="noop"),
+        Near(PAIR, 0.76, run_by="noop"),
     ]
     assert bound.latest(near, 50) == ks
     assert not notes

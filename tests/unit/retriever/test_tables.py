@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from services.retriever.service import RetrieverService
 from services.retriever.tables import floored
 from shared.domain.types import PlanSource
 from shared.models.card_lookup import BUNDLED, find_card
-from shared.models.k_table import PROFILED, KTable, Level, profile_kind, table_to_json
+from shared.models.k_table import PROFILED, EncoderId, KTable, Level, profile_kind, table_to_json
 from shared.models.tables_in_force import shipped_table
 from shared.runtime.settings import Settings
 from shared.service import running
@@ -135,3 +136,25 @@ async def test_a_changed_weights_hash_is_a_miss(noop: Settings) -> None:
     async with house(other) as home:
         plan = await home.plan(request("x"), unit(1))
         assert (plan.source, plan.candidates) == (PlanSource.NOISE, ())
+
+
+async def test_a_table_of_pairs_counts_for_its_weights_and_encoder(noop: Settings) -> None:
+    card, encoder = find_card(MODEL), EncoderId("e1", "")
+    table = KTable((Level(5, 0.6),), model="noop", weights_hash=card.weights_hash, encoder_hash="e1", alpha=0.95)
+    async with house(noop) as home:
+        catalog = home.backends.catalog
+        for stored, expected in (
+            (replace(table, weights_hash="another"), None),
+            (replace(table, encoder_hash="e2"), None),
+            (table, 5),
+        ):
+            kind = profile_kind(noop.k_table_alpha, pairs=True)
+            await catalog.profiles.put(kind, "noop", card.weights_hash, table_to_json(stored))
+            await home.service._tables._reread([known := await home.service._tables.of(MODEL)])
+            known = await home.service._tables.of("noop")
+            found = known.pair_table(encoder, noop)
+            assert (found and found.levels[0].k) == expected
+            assert known.pair_table(encoder, noop.model_copy(update={"reuse_bound": "nirvana"})) is None
+            paper = known.pair_table(encoder, noop.model_copy(update={"reuse_bound": "flexcache"}))
+            assert paper is not None
+            assert paper.assumed == (expected is None)

@@ -54,7 +54,8 @@ async def test_a_crashed_attempt_resumes_from_its_checkpoint_to_the_bit(
 async def _checkpoint_of(bench: WorkerBench, job: Job, *, named: bool = True) -> str:
     """Runs a claimed job as far as its first checkpoint and leaves it there, like a worker that dies."""
     from services.gpu_worker.engine.engine import Engine
-    from services.gpu_worker.jobs.plan_resolution import prepare, task_of
+    from services.gpu_worker.jobs.plan_resolution import prepare
+    from services.gpu_worker.jobs.starts import task_of
 
     prepared = await prepare(job, bench.service._place.families, bench.blobs, bench.backends.catalog.entries)
     engine = Engine({bench.model: bench.service._place.families[bench.model]})

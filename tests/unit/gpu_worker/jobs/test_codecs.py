@@ -79,7 +79,7 @@ def test_a_state_that_is_not_finite_is_corrupt() -> None:
         decode_state(encode_state(values, "fp32"), "fp32")
 
 
-@pytest.mark.parametrize("codec", sorted(CODECS))
+@pytest.mark.parametrize("codec", sorted(CODECS.keys() - {"keyframes"}))  # see test_keyframes
 def test_a_clips_state_comes_back_as_near_as_its_frames(codec: str) -> None:
     clip = np.stack([latent(seed) for seed in range(5)], axis=1)
     clip[2] = 0

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from services.gpu_worker.engine.rows import Pixels
-from services.gpu_worker.jobs import plan_resolution as starts
+from services.gpu_worker.jobs import starts
 from services.gpu_worker.jobs.codecs import decode_png, encode_png, encode_state
 from shared.domain.errors import BlobUnavailableError
 from shared.domain.messages import GenerateImage, StateLost, StateUsed
@@ -126,7 +126,7 @@ async def test_a_failing_cache_never_fails_a_request(
                 monkeypatch.setattr(bench.blobs, "get", hangs)
             case "catalog":
                 await bench.blobs.delete([plan.state_key])
-                monkeypatch.setattr(bench.backends.catalog.entries, "get", away)
+                monkeypatch.setattr(bench.backends.catalog.entries, "by_ids", away)
             case "beyond":
                 plan = replace(plan, start_step=STEPS)
         job = await bench.draw(plan)

@@ -74,6 +74,34 @@ def test_a_clips_state_costs_no_more_than_its_frames_and_keeps_its_seeds(codec: 
             decode_state(wrong, codec)
 
 
+@pytest.mark.parametrize("windows", [(0, 0), (6, 2)])
+@pytest.mark.parametrize(("codec", "several"), [("residual-2x2x2", 2), ("residual-4x2x2", 4)])
+@pytest.mark.parametrize("frames", [1, 4, 7])
+def test_averages_over_frames_cost_less_and_are_the_frames_means(
+    codec: str, several: int, windows: tuple[int, int], frames: int
+) -> None:
+    """A still clip loses nothing by them; the last average may cover fewer frames."""
+    shape = (4, frames, 8, 12)
+    noise = first_noise(7, shape, windows).numpy()
+    clip = (0.8 * noise + picture((4, 8, 12))[:, None]).astype(np.float32)
+    data, plain = encode_state(clip, codec, (7,), windows), encode_state(clip, "residual", (7,), windows)
+    kept, each = decode_state(data, codec), decode_state(plain, "residual")
+    assert kept.shape == shape
+    assert noises_of(data, codec) == (7,)
+    if frames > 1:
+        assert len(data) < len(plain)
+        assert data[0] == (4 if windows == (0, 0) else 5)
+    assert np.square(kept - clip).mean() < 1.5 * np.square(each - clip).mean()
+    rest = kept - np.float32(residual._Head.read(data).weights[7] / residual.C_UNIT) * noise
+    for first in range(0, frames, several):
+        block = rest[:, first : first + several]
+        np.testing.assert_allclose(block, np.broadcast_to(block[:, :1], block.shape), atol=1e-5)
+    image = clip[:, 0]
+    assert encode_state(image, codec, (7,)) == encode_state(image, "residual", (7,))
+    with pytest.raises(BlobCorruptError):
+        decode_state(data[:-1], codec)
+
+
 @pytest.mark.parametrize(("window", "stride"), [(6, 2), (4, 3), (3, 1)])
 def test_a_long_clips_state_repeats_its_noise_as_the_run_did(window: int, stride: int) -> None:
     shape, windows = (4, 11, 8, 8), (window, stride)
