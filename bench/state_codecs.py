@@ -120,7 +120,7 @@ def main(given: Sequence[str] | None = None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     profiler = CodecProfiler(
         load_family(card, device="cpu"), Encoder(encoder_folder("bundled:clip")),
-        judge_of(1)[0], asked.steps,
+        judge_of(1)[0], asked.steps, frames=card.frames.default,
     )  # fmt: skip
     pairs = list(scene_pairs(asked.pairs, asked.seed))
     wanted = [(0, NOISE), *((k, codec) for k in asked.ks for codec in asked.codecs)]

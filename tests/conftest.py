@@ -14,6 +14,7 @@ import structlog
 from xdist.remote import Producer
 
 from shared.runtime.settings import Settings
+from tests.memory_files import use_memory
 from tests.side_by_side import SideBySide, in_order
 
 ROOT = Path(__file__).parents[1]
@@ -49,6 +50,11 @@ def logs() -> Iterator[list[MutableMapping[str, Any]]]:
     """What is logged during the test, all levels."""
     with structlog.testing.capture_logs() as captured:
         yield captured
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput") and config.option.basetemp is None:
+        use_memory()  # xdist's workers start later and inherit the folder
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SideBySide:

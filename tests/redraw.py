@@ -7,16 +7,19 @@ from dataclasses import replace
 from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import Finished, Left
 from services.gpu_worker.engine.family import Family
-from services.gpu_worker.jobs.plan_resolution import lead_of, start_of, task_of
+from services.gpu_worker.engine.rows import Start
+from services.gpu_worker.jobs.starts import lead_of, start_of, task_of
 from shared.domain.errors import ModelError
 from shared.domain.types import Plan, Request
 
 
-def redraw(family: Family, request: Request, plan: Plan, blob: bytes | None = None) -> Finished:
+def redraw(
+    family: Family, request: Request, plan: Plan, blob: bytes | None = None, start: Start | None = None
+) -> Finished:
     """Run the plan alone, on the calling thread; bit-identical to the job's run under `batch_invariant`
-    (docs/architecture.md, Equality)."""
+    (docs/architecture.md, Equality). start: that of a plan with several blobs."""
     engine = Engine({plan.model: family}, max_rows=1)
-    task = task_of("redraw", request, plan, start_of(plan, blob, request.size))
+    task = task_of("redraw", request, plan, start or start_of(plan, blob, request.size))
     if plan.lead is not None and blob is not None:
         task = replace(task, held=lead_of(plan.lead, blob, request.size)[-plan.lead.held :])
     engine.submit(task)

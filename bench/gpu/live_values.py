@@ -116,7 +116,8 @@ def of_family(family: Family, frames: int) -> tuple[int, int]:
     """Return the peak values of one step of one row without guidance, and of decoding it, at the card's default
     size."""
     card = family.card
-    row = make_row(family, Task("counted", card.name, "", card.default_size, 1, 1.0, seed=0, frames=frames))
+    task = Task("counted", card.name, "", card.default_size, 2, 1.0, seed=0, frames=frames)  # LTX has no schedule of 1
+    row = make_row(family, task)
     family.preview(row.latent)  # families fit the preview's factors once
     return peak_of(lambda: family.step([row])), peak_of(lambda: family.decode(row.latent))
 

@@ -22,13 +22,14 @@ from safetensors.numpy import load_file, save_file
 from load.sessions import make_trace
 from services.cache_maintainer.admission import admit
 from services.cli.embedded import embedded
-from services.embedder.encoder import Encoder, encoder_folder, single_threaded
+from services.embedder.encoder import Encoder, encoder_folder
 from shared.blobs import Blobs
 from shared.catalog import Catalog
 from shared.client import AsyncClient
 from shared.domain.exact_repeats import exact_key
 from shared.domain.ids import new_id
 from shared.domain.types import Captured, Entry, Job, vector_bytes
+from shared.models.devices import single_threaded
 from shared.runtime.progress import Remaining
 from shared.runtime.settings import Settings
 

@@ -13,7 +13,7 @@ from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import Finished, LatentCaptured, Left
 from services.gpu_worker.families import Family, load_family
 from services.gpu_worker.jobs.codecs import encode_png, encode_state
-from services.gpu_worker.jobs.plan_resolution import start_of, task_of
+from services.gpu_worker.jobs.starts import start_of, task_of
 from shared.domain.messages import refine_lane
 from shared.domain.plan_rules import choose_model, lane_for
 from shared.domain.types import Plan, Request

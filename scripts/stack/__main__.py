@@ -26,9 +26,11 @@ def up(
     folder: Folder = HERE,
     gateways: Count = 1,
     embedders: Count = 1,
+    text_extractors: Count = 1,
     match_predictors: Count = 1,
     retrievers: Count = 1,
     cache_maintainers: Count = 1,
+    segmenters: Count = 1,
     global_monitors: Count = 1,
     workers: Count = 2,
 ) -> None:
@@ -46,9 +48,11 @@ def up(
     replicas = {
         "gateway": gateways,
         "embedder": embedders,
+        "text_extractor": text_extractors,
         "match_predictor": match_predictors,
         "retriever": retrievers,
         "cache_maintainer": cache_maintainers,
+        "segmenter": segmenters,
         "global_monitor": global_monitors,
         "gpu_worker": workers,
     }

@@ -20,9 +20,19 @@ from scripts.stack.servers import HOST, PASSABLE, Server, StackError, free_port
 from shared.runtime.datadir import OWNER_FOLDER, private_folder, write_private
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVICES = ("embedder", "match_predictor", "retriever", "cache_maintainer", "global_monitor", "gpu_worker", "gateway")
+SERVICES = (
+    "embedder",
+    "text_extractor",
+    "match_predictor",
+    "retriever",
+    "cache_maintainer",
+    "segmenter",
+    "global_monitor",
+    "gpu_worker",
+    "gateway",
+)
 """Services in starting order; the gateway is last, because it accepts clients."""
-ASKED = ("embedder", "match_predictor", "retriever")
+ASKED = ("embedder", "text_extractor", "match_predictor", "retriever")
 """Services that others call; each caller gets all their addresses."""
 STATE_FILE = "stack.json"
 START_S, STOP_S = 180.0, 30.0

@@ -11,7 +11,7 @@ import typer
 
 from services.cli.display.words import keep_picture, raise_all
 from shared.client import Picture
-from shared.client.clip_file import Playback, check_clip_writable
+from shared.client.clip_file import FOLDER, Playback, check_clip_writable, clip_format_of
 from shared.client.image_file import check_writable
 from shared.client.views import Clip
 from shared.domain.clip_length import check_length
@@ -70,6 +70,8 @@ class ClipOptions:
             if path is not None:
                 file = numbered(path, index, n)
                 check_writable(file, name)
+                if clip_format_of(out) == FOLDER and out.resolve() in file.resolve().parents:
+                    raise InvalidRequestError(name, "must be outside the folder of frames, --out", file)
                 if (other := taken.setdefault(file.resolve(), name)) != name:
                     raise InvalidRequestError(name, f"must be another file than --{other}", file)
 

@@ -33,6 +33,8 @@ def all_services(workers: int = 1) -> list[Service]:
     from services.gpu_worker.service import GpuWorkerService
     from services.match_predictor.service import MatchPredictorService
     from services.retriever.service import RetrieverService
+    from services.segmenter.service import SegmenterService
+    from services.text_extractor.service import TextExtractorService
 
     _quiet_libraries()
     process = WorkerProcess()
@@ -42,7 +44,9 @@ def all_services(workers: int = 1) -> list[Service]:
         RetrieverService(),
         MatchPredictorService(),
         EmbedderService(),
+        TextExtractorService(),
         GlobalMonitorService(),
+        SegmenterService(),
         CacheMaintainerService(),
     ]
 

@@ -98,6 +98,6 @@ async def _in_catalog(card: ModelCard, settings: Settings) -> tuple[tuple[KTable
 
 
 def latent_shape(card: ModelCard) -> str:
-    size, frames = card.default_size, card.frames.default
-    length = "" if frames == 1 else f"{frames}×"
+    size, frames = card.default_size, card.frames
+    length = "" if frames.default == 1 else f"{(frames.default - 1) // frames.per_latent + 1}×"
     return f"{card.latent_channels}×{length}{size.height // card.vae_scale}×{size.width // card.vae_scale}"

@@ -25,6 +25,7 @@ def up(
     workers: Annotated[int | None, setting("workers")] = None,
     monitor_mode: Annotated[str | None, setting("monitor_mode")] = None,
     encoder: Annotated[str | None, setting("encoder")] = None,
+    segmenter: Annotated[str | None, setting("segmenter")] = None,
     device: Annotated[str | None, setting("device")] = None,
     dtype: Annotated[str | None, setting("dtype")] = None,
     sampler: Annotated[str | None, setting("sampler")] = None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from PIL import Image, UnidentifiedImageError
 from safetensors import SafetensorError
 
 from shared.domain.errors import InvalidRequestError, ModelError
-from shared.models.card_lookup import BUNDLED
+from shared.models.folders import transformers_folder
 from shared.models.k_table import EncoderId
 from shared.models.vocabulary import read_known_words, unknown_share, unknown_words
 
@@ -46,30 +45,8 @@ class Seen:
 
 
 def encoder_folder(name: str, *, fetch: bool = True) -> Path:
-    """Return the folder with the encoder's files.
-
-    `name` is `bundled:NAME` or a bundled name, a folder, or a hub id. Hub models are downloaded on first use; with
-    `fetch` false, only the local hub cache is searched. Raise ModelError with the searched places.
-    """
-    bundled = BUNDLED / name.removeprefix("bundled:")
-    for folder in (bundled, Path(name).expanduser()):
-        if (folder / "config.json").is_file():
-            return folder
-    if name.startswith("bundled:") or name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise ModelError(
-            f"encoder {name!r}: no config.json in {bundled} or {name}; "
-            "set AFTERIMAGE_ENCODER to a bundled name, a folder or a hub id"
-        )
-    from huggingface_hub import snapshot_download
-
-    try:
-        # safetensors only, never pickle files
-        patterns = ["*.json", "*.txt", "*.safetensors"]
-        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not fetch))
-    except Exception as error:
-        raise ModelError(
-            f"encoder {name!r}: the download from the model hub failed ({error}); check the id and the network"
-        ) from error
+    """Return the folder with the files of the setting `encoder`; see `transformers_folder`."""
+    return transformers_folder(name, "encoder", fetch=fetch)
 
 
 def encoder_id(folder: Path) -> EncoderId:
@@ -96,21 +73,6 @@ def encoder_id(folder: Path) -> EncoderId:
 def encoder_hash(folder: Path) -> str:
     """Return only the hash of `encoder_id`."""
     return encoder_id(folder).hash
-
-
-def single_threaded() -> None:
-    """Limit torch to one thread in the calling thread, and leave the default of later threads unchanged.
-
-    A prompt is too little work to split, and the other cores belong to the denoiser. torch keeps one count per thread
-    and one for future threads; the second thread here restores the latter.
-    """
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    restore = threading.Thread(target=torch.set_num_threads, args=(before,))
-    restore.start()
-    restore.join()
 
 
 class Encoder:

@@ -14,10 +14,11 @@ from cachetools import LRUCache
 
 from protos import embedder_pb2 as pb
 from protos import embedder_pb2_grpc as pb_grpc
-from services.embedder.batching import MicroBatcher
-from services.embedder.encoder import Embedded, Encoder, Seen, decoded, encoder_folder, single_threaded
+from services.embedder.encoder import Embedded, Encoder, Seen, decoded, encoder_folder
 from shared.domain.errors import InvalidRequestError
+from shared.models.devices import single_threaded
 from shared.models.quality import look
+from shared.runtime.batching import MicroBatcher
 from shared.runtime.telemetry import METRICS
 from shared.service import Context
 

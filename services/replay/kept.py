@@ -36,6 +36,11 @@ DECIDING = (
     "shared/models/*.py",
     "shared/models/bundled/large/state_codecs.json",
     "shared/domain/plan_rules.py",
+    "shared/domain/cached.py",
+    "shared/domain/masks.py",
+    "shared/domain/parts.py",
+    "shared/domain/plans.py",
+    "shared/domain/requests.py",
     "shared/domain/types.py",
 )
 """Sources that a decision may depend on; a change of any of them invalidates all stored decisions."""

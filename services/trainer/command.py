@@ -17,10 +17,12 @@ from services.trainer.evaluation.drawing import prompt_pictures
 from services.trainer.evaluation.judgement import write_judgement
 from services.trainer.evaluation.strange_words import measure_strange_words
 from services.trainer.export import autoencoder_at, export_denoiser, export_judge, export_pair
+from services.trainer.extraction.command import app as extractor
 from services.trainer.judging.classifier_training import JudgePlan, train_judge_net
 from services.trainer.judging.scenes import grid_prompts
 from services.trainer.plots import write_plots
 from services.trainer.rendering.renderer import Renderer
+from services.trainer.segmentation.command import app as segmenter
 from services.trainer.text_to_image.architecture import SHAPES
 from services.trainer.text_to_image.autoencoder import AutoencoderPlan, train_autoencoder
 from services.trainer.text_to_image.denoiser_training import OPTIMIZERS, DenoiserPlan
@@ -34,6 +36,8 @@ from shared.models.devices import chosen_device
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 app.add_typer(motion, name="motion")
+app.add_typer(extractor, name="extractor")
+app.add_typer(segmenter, name="segmenter")
 
 Work = Annotated[Path, typer.Option(help="Folder of sprites, checkpoints, latents, losses and grids")]
 Steps = Annotated[int, typer.Option(min=1, help="Training steps over all runs")]

@@ -22,6 +22,8 @@ from shared.runtime.animated_png import FPS, MAX_SIDE, Frames
 if TYPE_CHECKING:
     from PIL import Image
 
+FOLDER = "folder"
+"""Format of a clip as a folder of PNG frames."""
 FORMATS: Mapping[str, str] = {
     ".mp4": "mp4",
     ".webm": "webm",
@@ -29,7 +31,7 @@ FORMATS: Mapping[str, str] = {
     ".gif": "GIF",
     ".png": "PNG",
     ".apng": "PNG",
-    "": "folder",
+    "": FOLDER,
 }
 """Ending of the name → format: the container of PyAV, or Pillow's name."""
 CODECS: Mapping[str, tuple[str, Mapping[str, str]]] = {
@@ -106,7 +108,7 @@ def check_clip_writable(path: Path, fps: float | None = None) -> None:
     name = clip_format_of(path)
     if name == "GIF" and fps is not None and fps > GIF_FPS:
         raise InvalidRequestError("fps", f"must be at most {GIF_FPS:g} in a GIF", fps)
-    if name == "folder":
+    if name == FOLDER:
         check_frames_folder(path)
     else:
         check_place(path)
@@ -130,7 +132,7 @@ def write_clip(path: Path, frames: Frames, facts: Mapping[str, str], playback: P
     """
     check_clip_writable(path, playback.fps)
     name, images = clip_format_of(path), _scaled(frames, playback)
-    if name == "folder":
+    if name == FOLDER:
         path.mkdir(exist_ok=True)
         for number, image in enumerate(images, 1):
             (path / f"frame-{number:04}.png").write_bytes(encoded(_png(image), _of_clip(facts), "PNG"))

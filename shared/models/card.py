@@ -58,6 +58,9 @@ class FrameRule:
     """Frames per second at which a clip plays. The speed changes no frame."""
     multiple_of: int = 1
     """A clip has a multiple of these frames plus 1: a VAE that compresses time keeps the first frame apart."""
+    per_latent: int = 1
+    """Frames of pixels per latent frame after the first, where the VAE compresses time. Decides what users are shown;
+    the loaded VAE decides what is generated."""
     overlap: int = 0
     """Last frames of a finished clip, at most, that a run holds to continue the clip; 0: a quarter of the run's."""
 
@@ -145,6 +148,9 @@ class ModelCard:
             raise ValueError(f"frames: fps must be from {FPS[0]:g} to {FPS[1]:g} (got {self.frames.fps})")
         if self.frames.multiple_of < 1:
             raise ValueError(f"frames: multiple_of must be 1 or more (got {self.frames.multiple_of})")
+        if self.frames.per_latent < 1 or self.frames.multiple_of % self.frames.per_latent:
+            got = f"got {self.frames.per_latent} of {self.frames.multiple_of}"
+            raise ValueError(f"frames: per_latent must be 1 or more and divide multiple_of ({got})")
         if self.frames.overlap < 0:
             raise ValueError(f"frames: overlap must be 0 or more (got {self.frames.overlap})")
         if not self.frames.allows(self.frames.default):

@@ -114,6 +114,13 @@ def _vae_scale(vae: dict[str, Any]) -> int:
     return 2 ** (len(blocks) - 1) if blocks else 0
 
 
+def _frames_per_latent(vae: dict[str, Any]) -> int:
+    """Return the VAE's frames of pixels per latent frame after the first, as its configuration states them."""
+    if stated := vae.get("scale_factor_temporal") or vae.get("temporal_compression_ratio"):
+        return int(stated)
+    return int(vae.get("patch_size_t") or 1) * 2 ** sum(vae.get("spatio_temporal_scaling") or [])
+
+
 def _frames(folder: Path, kind: Kind) -> dict[str, float]:
     """Return a clip model's frame rule. Where temporal attention has a limited number of positions, longer clips run by
     windows."""
@@ -121,7 +128,9 @@ def _frames(folder: Path, kind: Kind) -> dict[str, float]:
     if (multiple := kind.frames_multiple_of) > 1:
         if trained := read_json(folder / kind.denoiser / "config.json").get("sample_frames"):
             default = most = (int(trained) - 1) // multiple * multiple + 1
-        return {"default": default, "most": most, "multiple_of": multiple, "fps": kind.fps}
+        per_latent = _frames_per_latent(read_json(folder / "vae" / "config.json"))
+        lengths = {"default": default, "most": most, "multiple_of": multiple}
+        return {**lengths, "fps": kind.fps, "per_latent": per_latent}
     parts = (read_json(folder / part / "config.json") for part in (kind.denoiser, "motion_adapter"))
     positions = next((int(part[POSITIONS]) for part in parts if POSITIONS in part), 0)
     if not positions:

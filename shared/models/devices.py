@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from shared.domain.errors import ConfigurationError
 from shared.runtime.settings import Settings
 
@@ -35,3 +37,18 @@ def placed(settings: Settings) -> Settings:
     Raise ConfigurationError like `chosen_device`.
     """
     return settings.model_copy(update={"device": chosen_device(settings.device)})
+
+
+def single_threaded(threads: int = 1) -> None:
+    """Limit torch to one thread, or `threads`, in the calling thread; leave the default of later threads unchanged.
+
+    A prompt is too little work to split, and the other cores belong to the denoiser. torch keeps one count per thread
+    and one for future threads; the second thread here restores the latter.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    restore = threading.Thread(target=torch.set_num_threads, args=(before,))
+    restore.start()
+    restore.join()

@@ -137,10 +137,10 @@ class NoProfiles:
         return None
 
 
-def profile_kind(alpha: float, *, images: bool = False, steps: int = 0) -> str:
-    """Return the catalog's kind for a table of this α: from latents, or from another model's images. steps: T of a
-    table beside the one of the model's default T; 0: that one."""
-    return f"{'image_' if images else ''}k_table_{alpha:g}{f'_t{steps}' if steps else ''}"
+def profile_kind(alpha: float, *, images: bool = False, pairs: bool = False, steps: int = 0) -> str:
+    """Return the catalog's kind for a table of this α: from latents, from another model's images, or from pairs of
+    latents. steps: T of a table beside the one of the model's default T; 0: that one."""
+    return f"{'image_' if images else ''}{'pair_' if pairs else ''}k_table_{alpha:g}{f'_t{steps}' if steps else ''}"
 
 
 def profile_of(table: KTable) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 
 from shared.domain.types import Size
@@ -11,6 +12,8 @@ from shared.models.checkpoint import components, parameters
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes per value, by number format."""
+WHOLE = ("ltx",)
+"""Families whose VAE decodes all frames of a clip at once. The others decode a clip by parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +47,20 @@ def estimate(card: ModelCard, rows: int, frames: int = 0) -> Memory:
     """Estimate the memory for `rows` requests at the card's default size; guidance above 1 doubles each request's rows.
 
     frames: length of each clip; 0: the card's default. Activations grow with the frames, also in FreeNoise's windows,
-    because all other layers see every frame at once. A clip is decoded by parts, so decoding does not grow.
+    because all other layers see every frame at once. Decoding grows where the VAE decodes all frames at once (WHOLE).
 
     Weights are parameters times the bytes of the card's dtype. Activations are the values alive at the peak of one
     forward pass, without the allocator's rounding and reserves.
     """
     size = BYTES[card.dtype]
+    longer = Fraction(frames or card.frames.default, card.frames.default)
     halves = 2 if card.default_guidance > 1 and card.family != "flux" else 1
     return Memory(
         text=card.text_parameters * size,
         denoiser=card.denoiser_parameters * size,
         vae=card.vae_parameters * size,
-        batch=rows * halves * card.row_values * (frames or card.frames.default) // card.frames.default * size,
-        decoding=card.decode_values * size,
+        batch=int(rows * halves * card.row_values * longer) * size,
+        decoding=int(card.decode_values * (longer if card.family in WHOLE else Fraction(1))) * size,
     )
 
 

@@ -21,8 +21,13 @@ AUTO = "auto"
 """Value of the setting `state_codec` that takes the codec measured for each K."""
 PLAIN = "fp16"
 """Codec of states for which nothing was measured."""
-SMALLEST_FIRST = ("residual-4x4", "residual", "residual-1bit", "residual-2bit", "int4", "int6", "int8")
-"""Codecs that a profile tries before fp16, by the bytes of a 64×64 image's state."""
+SMALLEST_FIRST = (
+    "residual-4x2x2", "residual-4x4", "residual-2x2x2", "residual", "residual-1bit", "residual-2bit", "int4", "int6",
+    "int8", "keyframes",
+)  # fmt: skip
+"""Codecs that a profile tries before fp16, by the bytes of a 64×64 image's state, or of a clip's."""
+OF_CLIPS = ("residual-4x2x2", "residual-2x2x2", "keyframes")
+"""Codecs that make no state of an image smaller than another one does."""
 FILE = "state_codecs.json"
 KIND = "state_codecs"
 """Kind of this choice in the catalog."""

@@ -166,6 +166,21 @@ async def load_image_tables(profiles: Profiles, card: ModelCard, sources: Sequen
     return list(found.values())
 
 
+async def load_pair_tables(profiles: Profiles, card: ModelCard, alpha: float) -> tuple[KTable, ...]:
+    """Return the candidate tables for starts from pairs of latents, best first: measured here, then shipped
+    (`pair_k_table_<alpha>.json`). Their similarities are the lower one of object and background (FlexCache §4.2.1)."""
+    shipped = await asyncio.to_thread(_shipped, card, "pair_k_table_*.json")
+    measured = None
+    if not isinstance(profiles, NoProfiles):
+        measured = await _profile(profiles, profile_kind(alpha, pairs=True), card.name, card.weights_hash, alpha)
+    return (*([measured] if measured else []), *_by_alpha(shipped, alpha))
+
+
+def pair_table(tables: Sequence[KTable], card: ModelCard, encoder: EncoderId) -> KTable | None:
+    """Return the table in force for pairs: the first one that was measured with these weights and this encoder."""
+    return next((table for table in tables if not _misfit(table, card, encoder)), None)
+
+
 def measured_on(tables: Iterable[KTable], card: ModelCard, sources: Iterable[ModelCard]) -> list[KTable]:
     """Return the tables that let `card` start from images of `sources`, for exactly these weights."""
     pairs = {(source.name, source.weights_hash) for source in sources}

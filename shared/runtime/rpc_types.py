@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from protos import common_pb2 as pb
+from shared.domain.parts import Parts
 from shared.domain.truncation import told_once
 from shared.domain.types import (
     CacheMode,
@@ -127,7 +128,7 @@ _PLAN_FIRST = ("entry_id", "state_key", "state_sha256", "state_codec")
 """Fields that name the first source for earlier versions."""
 _PLAN_MORE = (
     "fresh_noise", "noise_seed", "weights_hash", "reason", "looked_up", "sampled", "miss_model", "miss_steps",
-    "miss_prompted_from", "relation", "root",
+    "miss_prompted_from", "relation", "root", "background_root",
 )  # fmt: skip
 
 
@@ -149,6 +150,8 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
         message.fallback.CopyFrom(plan_to_proto(plan.fallback))
     if plan.lead is not None:
         message.lead.CopyFrom(_plain(pb.Lead, plan.lead))
+    if plan.parts is not None:
+        message.parts.CopyFrom(parts_to_proto(plan.parts))
     return message
 
 
@@ -164,8 +167,18 @@ def plan_from_proto(message: pb.Plan) -> Plan:
         found=message.found if message.HasField("found") else None,
         fallback=plan_from_proto(message.fallback) if message.HasField("fallback") else None,
         lead=_value(Lead, message.lead) if message.HasField("lead") else None,
+        parts=parts_from_proto(message),
         **{name: getattr(message, name) for name in (*_PLAN_PLAIN, *_PLAN_MORE)},
     )
+
+
+def parts_to_proto(parts: Parts) -> pb.PromptParts:
+    return pb.PromptParts(object=parts.object, background=parts.background)
+
+
+def parts_from_proto(message: Any) -> Parts | None:
+    """Return the field `parts` of a message; None where it is unset."""
+    return _value(Parts, message.parts) if message.HasField("parts") else None
 
 
 def _sources(message: pb.Plan) -> tuple[Source, ...]:

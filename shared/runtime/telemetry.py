@@ -46,10 +46,12 @@ class Metrics:
         )
         self.stage_seconds = histogram(
             "stage_seconds",
-            "Seconds that a request spent in one stage. Gateway: embed (the call included), predict, plan, accept (row "
-            "committed, task queued). Embedder: embed_forward is the encoder alone, embed_picture_forward the same for "
-            "finished images, for which no request waits. Worker: fetch (the state), encode (the model's own text "
-            "encoder), denoise (first to last step of the shared batch), decode, store (PNG, image and states).",
+            "Seconds that a request spent in one stage. Gateway: extract and embed (the calls included), predict, "
+            "plan, accept (row committed, task queued). Embedder: embed_forward is the encoder alone, "
+            "embed_picture_forward the same for finished images, for which no request waits. Text extractor: "
+            "extract_forward, one batch. Worker: fetch (the state), encode (the model's own text encoder), denoise "
+            "(first to last step of the shared batch), decode, store (PNG, image and states). Segmenter: segment, the "
+            "masks of one finished clip, for which no request waits.",
             _LATENCY_S,
             "stage",
         )
@@ -97,7 +99,7 @@ class Metrics:
             "lost requests.",
             "service",
         )
-        self.cache_bytes = gauge("cache_bytes", "Bytes of cached latents, at most AFTERIMAGE_CACHE_MAX_BYTES.")
+        self.cache_bytes = gauge("cache_bytes", "Bytes of latents and masks, at most AFTERIMAGE_CACHE_MAX_BYTES.")
         self.cache_entries = gauge("cache_entries", "Entries of the cache that hold a latent or an image.")
         self.cache_states = gauge("cache_states", "Cached latents.")
         self.cache_pictures = gauge(
@@ -117,6 +119,13 @@ class Metrics:
             "1 while the collector deletes nothing: mismatch (the store belongs to another catalog), unadopted (the "
             "store has no id), large (the pass would delete much). Alert on each of them.",
             "reason",
+        )
+        self.segmented = counter(
+            "clips_segmented",
+            "Finished clips, by what came of segmenting them: masks, no_latents (nothing to stitch), no_object and "
+            "no_background (the phrase was not found), no_blob (missing or corrupt), no_grid (unknown model), failed. "
+            "Only the first can be stitched.",
+            "outcome",
         )
         self.pictures_embedded = counter(
             "pictures_embedded",

@@ -63,10 +63,13 @@ class Context:
     internal_address: str = ""
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
 
+    def addresses(self, service: str) -> str:
+        """Return a service's addresses from the settings, else the internal address; empty where neither is known."""
+        return str(getattr(self.settings, f"{service}_address", "")) or self.internal_address
+
     def channel(self, service: str) -> grpc.aio.Channel:
-        """Return the gRPC channel to a service, at its address from the settings, else at the internal address."""
-        setting = f"{service}_address"
-        addresses = getattr(self.settings, setting, "") or self.internal_address
+        """Return the gRPC channel to a service. Raise ConfigurationError where no address is known."""
+        setting, addresses = f"{service}_address", self.addresses(service)
         if not addresses:
             raise ConfigurationError(
                 f"{setting}: this process needs to call {service}, which does not run in it; "

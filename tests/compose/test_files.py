@@ -115,7 +115,7 @@ def test_only_those_that_run_models_install_torch(package: str) -> None:
     light = {_requirements().package_of(line) for line in _requirements().requirements("light", PROJECT)}
     assert package not in light
     with_torch = {name for name, it in _served().items() if it["build"]["args"]["PACKAGES"] == "torch"}
-    assert with_torch == {"embedder", "gpu_worker"}
+    assert with_torch == {"embedder", "text_extractor", "segmenter", "gpu_worker"}
 
 
 def test_the_command_line_is_there_when_asked_for_as_safe_as_a_service_and_knows_what_they_know() -> None:

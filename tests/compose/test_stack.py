@@ -21,7 +21,17 @@ EVERY = 10
 """Steps between two checkpoints."""
 LIMIT_S = 300.0
 SERVERS = {"postgres", "rabbitmq", "minio", "weaviate"}
-OURS = {"embedder", "match_predictor", "retriever", "cache_maintainer", "global_monitor", "gpu_worker", "gateway"}
+OURS = {
+    "embedder",
+    "text_extractor",
+    "match_predictor",
+    "retriever",
+    "cache_maintainer",
+    "segmenter",
+    "global_monitor",
+    "gpu_worker",
+    "gateway",
+}
 SETTINGS = {
     "large": "bundled:small",
     "torch_threads": 1,

@@ -125,13 +125,19 @@ def _with_one_byte_changed(content: bytes) -> bytes:
     return bytes(changed)
 
 
+@pytest.fixture
+def migrated() -> bool:
+    """Whether a PostgreSQL catalog has its tables before it is opened."""
+    return True
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
-async def catalog_url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
+async def catalog_url(request: pytest.FixtureRequest, tmp_path: Path, migrated: bool) -> AsyncIterator[str]:
     """An empty catalog of the test's own."""
     if request.param == "sqlite":
         yield f"sqlite+aiosqlite:///{tmp_path / 'catalog.db'}"
         return
-    async with new_database() as url:
+    async with new_database(migrated=migrated) as url:
         yield url
 
 

@@ -100,6 +100,24 @@ async def test_what_is_missing_comes_and_what_is_gone_goes(catalog: Catalog, ind
     assert await repaired(catalog, index) == Repaired(kept=8, added=0, removed=0)
 
 
+async def test_an_entry_that_was_lost_is_found_by_each_of_its_vectors_again(catalog: Catalog, index: Index) -> None:
+    """Whole prompt, object and background (FlexCache §5): one entry in three indexes."""
+    entry, named = an_entry(steps=(5,)), {"whole": a_vector(1), "object": a_vector(2), "background": a_vector(3)}
+    await catalog.entries.add(entry, {name: vector.tobytes() for name, vector in named.items()})
+    await reconcile(catalog, index, [entry.id])
+    for _ in range(2):
+        for name, vector in named.items():
+            (hit,) = await index.search(name, vector, ALL, 1)
+            assert hit.entry_id == entry.id
+            assert hit.similarity == pytest.approx(1.0, abs=1e-6)
+        await index.remove([entry.id])
+        assert await repaired(catalog, index) == Repaired(kept=0, added=1, removed=0)
+    await catalog.entries.drop_states([(entry.id, 5)])
+    await repaired(catalog, index)
+    for name, vector in named.items():
+        assert await index.search(name, vector, ALL, 1) == []
+
+
 async def test_several_pages(catalog: Catalog, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shared.index.rebuild.PAGE", 5)
     monkeypatch.setattr("shared.index.weaviate.PAGE", 5)

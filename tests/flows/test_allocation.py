@@ -20,7 +20,7 @@ from services.gpu_worker.families.noop import NoopFamily
 from services.gpu_worker.models.residency import Resident
 from shared.domain.errors import ModelError, UnavailableError
 from shared.domain.ids import new_id
-from shared.domain.messages import GenerateImage, JobQueued, WorkersAssigned, lane_of, refine_lane
+from shared.domain.messages import GenerateImage, JobQueued, WorkerReported, WorkersAssigned, lane_of, refine_lane
 from shared.domain.types import Job, JobState, Plan, PlanSource, Request, Size
 from shared.runtime.settings import Settings
 from tests.flows.conftest import Make
@@ -176,10 +176,35 @@ async def test_a_model_that_no_worker_could_load_is_refused_instead_of_waited_fo
         async with asyncio.timeout(20):
             while not gateway._roster.unable(it.process.context.clock.monotonic()):
                 await asyncio.sleep(0.02)
-        with pytest.raises(UnavailableError, match="'small': no worker could load it"):
+        with pytest.raises(UnavailableError, match="'small': no worker could load it") as refused:
             await it.client.generate("a circle", steps=2, quality="small")
+        assert refused.value.retry_after_s == 30.0
         assert (await it.client.list_jobs())[0] == []
         assert (await it.client.generate("a circle", steps=2)).model == "large"
+
+
+async def test_a_clip_is_refused_where_one_worker_has_no_video_model_and_the_other_cannot_load_it(
+    two: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Resident.get
+
+    async def broken(self: Resident, name: str) -> Family:
+        if name == "clips":
+            raise ModelError("no room for it")
+        return await real(self, name)
+
+    monkeypatch.setattr(Resident, "get", broken)
+    models = {"large": "noop:?name=large&step_ms=1", "video": "noop:?name=clips&frames=4", "workers": 1}
+    async with house(two(**models)) as it:
+        gateway = next(one for one in it.process.services if isinstance(one, GatewayService))
+        async with asyncio.timeout(20):
+            while not gateway._roster.unable(it.process.context.clock.monotonic()):
+                await it.backends.bus.publish(WorkerReported("other", "cpu", "large", 0, 2, serves=("large",)))
+                await asyncio.sleep(0.02)
+            with pytest.raises(UnavailableError, match="'clips': no worker could load it, or has it in its settings"):
+                await it.client.generate_video("a circle", steps=2)
+            assert (await it.client.list_jobs())[0] == []
+            assert (await it.client.generate("a circle", steps=2)).model == "large"
 
 
 @contextlib.asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import socket
 import subprocess
@@ -44,13 +45,18 @@ def address(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
         service.wait(timeout=LIMIT_S)
 
 
-def locust(folder: Path, address: str, *options: str) -> tuple[dict[tuple[str, str], Any], list[dict[str, Any]], str]:
-    """One headless run: rows of its statistics by (type, name), every call, and what it printed last."""
-    command = [sys.executable, "-m", "locust", "-f", "load/locustfile.py", "--headless", "--host", address]
+def locust(
+    folder: Path, address: str, until: str, *options: str
+) -> tuple[dict[tuple[str, str], Any], list[dict[str, Any]], str]:
+    """One headless run: rows of its statistics by (type, name), every call, and what it printed last. It ends when
+    `until` of locust_until.py holds, at the latest after the time in `options`."""
+    files = "load/locustfile.py,tests/flows/locust_until.py"
+    command = [sys.executable, "-m", "locust", "-f", files, "--headless", "--host", address]
     kept = ["--only-summary", "--csv", str(folder / "seen"), "--record", str(folder / "calls.jsonl")]
     done = subprocess.run(
-        [*command, *kept, *options], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
+        [*command, *kept, *options], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        env=os.environ | {"LOCUST_UNTIL": until},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Traceback" not in done.stderr, done.stderr[-3000:]
     with (folder / "seen_stats.csv").open() as file:
@@ -64,8 +70,8 @@ def count(rows: dict[tuple[str, str], Any], kinds: Sequence[str]) -> int:
 
 
 def test_users_play_their_sessions(tmp_path: Path, address: str) -> None:
-    options = ["-u", "3", "-r", "3", "-t", "6s", "--speed", "100000", "--steps", "10"]
-    rows, calls, printed = locust(tmp_path, address, *options)
+    options = ["-u", "3", "-r", "3", "-t", "60s", "--speed", "100000", "--steps", "10"]
+    rows, calls, printed = locust(tmp_path, address, "a_generated_image", *options)
     drawn = count(rows, ("hit", "miss", "exact"))
     assert 0 < drawn <= len(calls)  # those that were in flight when Locust stopped are not in its statistics
     assert {name for kind, name in rows if kind == "miss"} == {"from noise"}
@@ -80,8 +86,8 @@ def test_users_play_their_sessions(tmp_path: Path, address: str) -> None:
 def test_an_open_loop_asks_at_its_times_and_the_full_service_says_when_to_come_back(
     tmp_path: Path, address: str
 ) -> None:
-    options = ["-t", "5s", "--arrivals", "poisson:60", "--steps", "10", "--cache", "off"]
-    rows, calls, _ = locust(tmp_path, address, *options)
+    options = ["-t", "60s", "--arrivals", "poisson:60", "--steps", "10", "--cache", "off"]
+    rows, calls, _ = locust(tmp_path, address, "an_image_and_a_refusal", *options)
     refused = [call for call in calls if call["name"] == "RESOURCE_EXHAUSTED"]
     assert refused
     assert all(call["delay_s"] > 0 for call in refused)
@@ -93,8 +99,8 @@ def test_an_open_loop_asks_at_its_times_and_the_full_service_says_when_to_come_b
 
 def test_who_is_refused_comes_back_and_is_drawn(tmp_path: Path, address: str) -> None:
     """Ten users of a service that lets six in; who is refused is told to come back within ten seconds."""
-    options = ["-u", "10", "-r", "10", "-t", "20s", "--speed", "100000", "--steps", "5", "--cache", "off"]
-    rows, calls, _ = locust(tmp_path, address, *options)
+    options = ["-u", "10", "-r", "10", "-t", "60s", "--speed", "100000", "--steps", "5", "--cache", "off"]
+    rows, calls, _ = locust(tmp_path, address, "a_client_that_came_back", *options)
     refused = {call["key"] for call in calls if call["name"] == "RESOURCE_EXHAUSTED"}
     assert refused & {call["key"] for call in calls if call["kind"] == "miss"}
     assert {name for kind, name in rows if kind == "failed"} == {"RESOURCE_EXHAUSTED"}

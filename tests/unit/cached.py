@@ -86,9 +86,12 @@ async def finished_job(
     encoder: str = ENCODER,
     plan: Plan | None = None,
     asked_of: str = "",
+    parts: bytes = b"",
+    base: int = 0,
 ) -> Job:
     """A succeeded job with its blobs and row, as a worker leaves it; `vector` None: the embedder was away. `asked_of`:
-    the model that was asked for where `model` generated in its place."""
+    the model that was asked for where `model` generated in its place. `parts`: embedding of both parts of the
+    prompt. `base`: the step that the others need."""
     compat, asked_compat = (
         find_card(name if ":" in name else f"noop:?name={name}").compat(asked.size, asked.steps)
         for name in (model, asked_of or model)
@@ -100,6 +103,8 @@ async def finished_job(
         state=JobState.QUEUED,
         lane="generate.noop",
         vector=vector_bytes(vector) if vector is not None else b"",
+        object_vector=parts,
+        background_vector=parts,
         encoder_hash=encoder,
         exact_key=exact_key(asked, asked_compat),
     )
@@ -109,7 +114,8 @@ async def finished_job(
     for step in steps:
         key = f"states/{job.id}/1/{step}.safetensors"
         sha256 = await backends.blobs.put(key, bytes([step]) * size)
-        captured.append(Captured(step, key, size, "fp16", sha256))
+        codec = f"keyframes@{base}" if base not in (0, step) else "keyframes" if base else "fp16"
+        captured.append(Captured(step, key, size, codec, sha256))
     picture_key = f"pictures/{job.id}/1.png"
     data = picture or b"picture of " + job.id.encode()
     picture_sha256 = await backends.blobs.put(picture_key, data)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from services.cli.demo.session import Prompt
-from services.cli.display.words import chosen_model, chosen_prompt
+from services.cli.display.sources import chosen_model, chosen_prompt
 from shared.client import Picture
 from shared.domain.types import Plan, PlanSource, Vector
 from shared.models.quality import spread

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from PIL import Image, ImageDraw, ImageFont
 
 from services.cli.demo.figures import FewSteps, Row, Totals, Variety, few_steps, saved_by_relation, totals, variety
-from services.cli.display.words import chosen_model, counted
+from services.cli.display.sources import chosen_model
+from services.cli.display.words import counted
 from shared.client import Picture
 from shared.domain.types import Plan, PlanSource
 

@@ -11,6 +11,7 @@ from rich.progress import Progress, ProgressColumn
 from rich.table import Table
 from rich.text import Text
 
+from services.cli.display.sources import chosen_model, chosen_pair, chosen_prompt, parts, relation
 from services.cli.display.tables import WIDE, Column, fitted
 from shared.client import JobView, Picture
 from shared.domain.errors import AfterimageError, InvalidRequestError
@@ -89,6 +90,8 @@ def _start(view: JobView) -> str:
     source, model = chosen_prompt(plan), chosen_model(plan)
     if named := view.job.request.named_job:
         return f"step {plan.start_step} of {steps} from the image of job {named} (“{source}”)"
+    if (pair := chosen_pair(plan)) is not None:
+        return f"step {plan.start_step} of {steps} from {pair}"
     said = f" from “{source}”" if source else ""
     if plan.source is PlanSource.IMAGE:
         said = f" from {model or 'another model'}'s image{f' of “{source}”' if source else ''}, by {view.model}"
@@ -103,24 +106,9 @@ def counted(number: int, what: str) -> str:
 
 def hint(plan: Plan) -> str:
     """Return what to try when a hit's image looks too much like its start; empty for other plans."""
-    if plan.source is not PlanSource.LATENT or plan.fresh_noise:
+    if plan.source not in (PlanSource.LATENT, PlanSource.STITCHED) or plan.fresh_noise:
         return ""
     return "For a more different image: --variation new, or --fresh-noise 1 for other details."
-
-
-def _relation(plan: Plan) -> str:
-    """Return the plan's relation to its start, and the root of that start; empty where neither was recorded."""
-    return ", ".join(filter(None, (plan.relation, plan.root and f"root {plan.root}")))
-
-
-def chosen_prompt(plan: Plan) -> str:
-    """Return the prompt of the image that this one started from; empty from noise."""
-    return next((candidate.prompt for candidate in plan.candidates if candidate.chosen), "")
-
-
-def chosen_model(plan: Plan) -> str:
-    """Return the model of the image that this one started from; empty from noise."""
-    return next((candidate.model for candidate in plan.candidates if candidate.chosen), "")
 
 
 def keep_picture(
@@ -172,7 +160,7 @@ def candidates_table(plan: Plan, width: int = WIDE) -> Table:
     rows = [
         (
             "→" if one.chosen else "",
-            Text(one.prompt or one.entry_id),
+            Text(" + ".join(filter(None, (one.prompt or one.entry_id, one.background_prompt or one.background_id)))),
             one.model,
             one.kind,
             *([one.relation] if any(other.relation for other in plan.candidates) else []),
@@ -242,7 +230,8 @@ def job_sheet(view: JobView) -> Table:
         "from": f"job {request.from_job}, strength {request.strength:g}" if request.from_job else "",
         "continues": f"job {request.continue_job}, strength {request.strength:g}" if request.continue_job else "",
         "plan": f"{plan.source.value}, start after step {plan.start_step}{own}: {plan.reason}",
-        "relation": _relation(plan),
+        "parts": parts(plan),
+        "relation": relation(plan),
         "degraded": "; ".join(plan.degraded),
         "steps run": f"{view.steps_run}{_resumed(view)}",
         "attempts": str(job.attempt),
@@ -266,6 +255,19 @@ def _resumed(view: JobView) -> str:
 
 
 def seconds_by_stage(view: JobView) -> str:
-    stages = ("embed", "predict", "plan", "accept", "queue", "fetch", "encode", "denoise", "decode", "store", "total")
+    stages = (
+        "extract",
+        "embed",
+        "predict",
+        "plan",
+        "accept",
+        "queue",
+        "fetch",
+        "encode",
+        "denoise",
+        "decode",
+        "store",
+        "total",
+    )
     spent = [(stage, getattr(view.timings, f"{stage}_s")) for stage in stages]
     return " · ".join(f"{stage} {seconds:.4f}" for stage, seconds in spent if seconds)

@@ -16,14 +16,15 @@ from services.cli.profiles.pairs import ScenePair, asked_for
 from services.embedder.encoder import Encoder
 from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import Finished, LatentCaptured, Left
-from services.gpu_worker.engine.rows import FromNoise, FromState, Pixels, Start, Task
+from services.gpu_worker.engine.rows import FromNoise, FromState, Latent, Pixels, Start, Task
 from services.gpu_worker.families import Family
-from services.gpu_worker.jobs.codecs import decode_state, encode_state
+from services.gpu_worker.jobs import keyframes
+from services.gpu_worker.jobs.codecs import decode_run, decode_state, encode_run, encode_state
 from services.retriever.planning import fresh_seed
 from shared.domain.types import vector_from
 from shared.models.confidence import ratio_bounds
 from shared.models.quality import BOUNDS, Measured, Measures, Quality, compare, likeness, look
-from shared.models.state_codecs import PLAIN, SMALLEST_FIRST, CodecLevel
+from shared.models.state_codecs import OF_CLIPS, PLAIN, SMALLEST_FIRST, CodecLevel
 
 NOISE = "noise"
 """Codec of the records of images from noise, whose K is 0."""
@@ -51,6 +52,13 @@ class CodecProfiler:
     judge: Judge | None
     steps: int
     max_rows: int = 8
+    frames: int = 1
+    """Frames of each clip; 1: images."""
+
+    @property
+    def codecs(self) -> Sequence[str]:
+        """Codecs that are tried, the smallest first."""
+        return [codec for codec in SMALLEST_FIRST if self.frames > 1 or codec not in OF_CLIPS]
 
     def measure(self, pairs: Sequence[ScenePair], wanted: Mapping[int, Sequence[Kept]]) -> Iterator[dict[str, Any]]:
         """Yield one record for each pair, K and codec. wanted: the images by number of the pair; (0, NOISE): from
@@ -76,7 +84,7 @@ class CodecProfiler:
     ) -> dict[str, Pixels]:
         card = self.family.card
         engine = Engine({card.name: self.family}, max_rows=self.max_rows, tell_every_s=0.0)
-        windows = card.frames.windows(card.frames.default)
+        captured: dict[str, dict[int, LatentCaptured]] = {}
         by_before = {_before(pair): pair for pair in pairs}
         images: dict[str, Pixels] = {}
         for pair in pairs:
@@ -87,13 +95,15 @@ class CodecProfiler:
         while not engine.idle:
             for event in engine.step():
                 match event:
-                    case LatentCaptured(id=name, step=step, latent=latent, noises=noises):
+                    case LatentCaptured(id=name, step=step):
                         pair = by_before[name]
-                        for codec in (codec for k, codec in wanted[pair.number] if k == step):
-                            data = encode_state(latent, codec, noises, windows)
-                            own = _name(pair, step, codec)
-                            sizes[own] = len(data)
-                            start = FromState(decode_state(data, codec), step, 0.0, fresh_seed(pair.after_seed, name))
+                        captured.setdefault(name, {})[step] = event
+                        if step < max(k for k, _ in wanted[pair.number]):  # some codecs see all states of a run
+                            continue
+                        for k, codec, size, latent in self._coded(captured.pop(name), wanted[pair.number]):
+                            own = _name(pair, k, codec)
+                            sizes[own] = size
+                            start = FromState(latent, k, 0.0, fresh_seed(pair.after_seed, name))
                             engine.submit(self._task(own, pair.after_text, pair.after_seed, start))
                     case Finished(id=name, pixels=pixels):
                         images[name] = pixels
@@ -101,13 +111,28 @@ class CodecProfiler:
                         raise error
         return images
 
+    def _coded(
+        self, states: Mapping[int, LatentCaptured], wanted: Sequence[Kept]
+    ) -> Iterator[tuple[int, str, int, Latent]]:
+        """Yield K, codec, bytes and decoded latent of each wanted state of a run."""
+        windows = self.family.card.frames.windows(self.frames)
+        together = {k: states[k].latent for k, codec in wanted if codec == keyframes.NAME}
+        blobs = encode_run(together, keyframes.Keyframes()) if together else {}
+        latents = decode_run(blobs)
+        for k, codec in wanted:
+            if codec == keyframes.NAME:
+                yield k, codec, len(blobs[k][0]), latents[k]
+            elif k:
+                data = encode_state(states[k].latent, codec, states[k].noises, windows)
+                yield k, codec, len(data), decode_state(data, codec)
+
     def _task(
         self, name: str, prompt: str, seed: int, start: Start | None = None, capture_steps: tuple[int, ...] = ()
     ) -> Task:
         card = self.family.card
         return Task(
             name, card.name, prompt, card.default_size, self.steps, card.default_guidance, seed=seed,
-            frames=card.frames.default, start=start or FromNoise(), capture_steps=capture_steps,
+            frames=self.frames, start=start or FromNoise(), capture_steps=capture_steps,
         )  # fmt: skip
 
     def _measures(
@@ -130,7 +155,9 @@ class CodecProfiler:
 
 
 def codec_profiler(profiler: Profiler) -> CodecProfiler:
-    return CodecProfiler(profiler.family, profiler.encoder, profiler.judge, profiler.steps, max_rows=profiler.max_rows)
+    return CodecProfiler(
+        profiler.family, profiler.encoder, profiler.judge, profiler.steps, profiler.max_rows, profiler.frames
+    )
 
 
 def _before(pair: ScenePair) -> str:
@@ -194,7 +221,7 @@ def choose_codecs(
     base = [(0, NOISE), *((k, PLAIN) for k in ks)]
     why_not: dict[int, dict[str, str]] = {k: {} for k in ks}
     found: dict[int, str] = {}
-    for codec in SMALLEST_FIRST:
+    for codec in profiler.codecs:
         for some, clearly in ((pairs[:SCREENED], True), (pairs, False)):
             wanted = [k for k in ks if k not in found and codec not in why_not[k]]
             records = measured_codecs(profiler, some, base + [(k, codec) for k in wanted], path, advance)

@@ -16,8 +16,8 @@ UNLIMITED_BYTES = 2**62
 
 OWN: dict[str, Any] = {
     "bus_url": "inprocess:", "index_url": "memory:", "catalog_url": "", "blobs_url": "",
-    "embedder_address": "", "match_predictor_address": "", "retriever_address": "", "cache_maintainer_address": "",
-    "global_monitor_address": "", "log_level": "error",
+    "embedder_address": "", "text_extractor_address": "", "match_predictor_address": "", "retriever_address": "",
+    "cache_maintainer_address": "", "global_monitor_address": "", "log_level": "error",
 }  # fmt: skip
 """Settings that replace the environment's, so the policy runs in a process of its own."""
 

@@ -79,7 +79,8 @@ class Sitting:
     def begin_step(self, seed: int) -> tuple[float, random.Random] | None:
         """Return the finished share of the run and the step's random state; None if its steps or its time are over.
 
-        The learning rate is set to a warm-up of 100 steps, then half a cosine over the run.
+        The learning rate is set to a warm-up of 100 steps, then half a cosine over the run. A group of parameters with
+        a `scale` learns at that multiple of the rate.
         """
         done = self.share
         if done >= 1:
@@ -87,7 +88,7 @@ class Sitting:
         rate = self._rate * min(1.0, (self.step + 1) / 100) * (0.51 + 0.5 * math.cos(math.pi * done))
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group.get("scale", 1.0)
         return done, random.Random(seed * 1_000_003 + self.step)
 
     def end_step(self, loss: torch.Tensor, *, clip: bool = True) -> None:

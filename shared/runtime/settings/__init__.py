@@ -14,6 +14,7 @@ from shared.runtime.settings.maintenance import Maintenance
 from shared.runtime.settings.models import Models
 from shared.runtime.settings.monitor import Monitor
 from shared.runtime.settings.network import Network
+from shared.runtime.settings.segmentation import Segmentation
 from shared.runtime.settings.storage import Storage
 from shared.runtime.settings.telemetry import Telemetry
 
@@ -23,7 +24,9 @@ CLUSTER_CHECKPOINT_GAP_S = 1.0
 """Minimum seconds between two checkpoints. Faster steps cost less to repeat than a checkpoint costs to write."""
 
 
-class Settings(Lookup, Maintenance, Cache, Jobs, Monitor, Models, Telemetry, Network, Storage, BaseSettings):
+class Settings(
+    Lookup, Maintenance, Cache, Jobs, Monitor, Models, Segmentation, Telemetry, Network, Storage, BaseSettings
+):
     """The fields of all sections in one namespace: `settings.max_rows` is the variable AFTERIMAGE_MAX_ROWS."""
 
     model_config = SettingsConfigDict(env_prefix="AFTERIMAGE_", frozen=True, extra="forbid", populate_by_name=True)

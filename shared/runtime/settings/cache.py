@@ -18,8 +18,8 @@ class Cache(Section):
     cache_max_bytes: int = Field(
         1 * 2**30,
         ge=0,
-        description="Bytes of cached latents. Above this budget the eviction policy removes latents; a larger budget "
-        "keeps more of them to start from.",
+        description="Bytes of cached latents and masks. Above this budget the eviction policy removes latents; a "
+        "larger budget keeps more of them to start from.",
     )
     eviction_policy: Literal["lcbfu", "lru", "lfu", "fifo", "lrbu", "afterimage"] = Field(
         "afterimage",
@@ -49,13 +49,31 @@ class Cache(Section):
         "residual-1bit",
         "residual",
         "residual-4x4",
+        "residual-2x2x2",
+        "residual-4x2x2",
+        "keyframes",
     ] = Field(
         "auto",
         description="Number format of stored latents. auto takes for each K the smallest format that kept every bound "
         "of quality in `afterimage profile --codecs`, and fp16 where nothing was measured. A smaller format fits more "
         "latents into the budget and stores them less exactly. residual stores the seed of the noise, and 2×2 averages "
-        "of the rest in 3 bits. The other residual formats store 4×4 averages (4x4), or every value in 1 or 2 bits "
-        "(1bit, 2bit).",
+        "of the rest in 3 bits. The other residual formats store 4×4 averages (4x4), averages over 2 or 4 frames of a "
+        "clip too (2x2x2, 4x2x2), or every value in 1 or 2 bits (1bit, 2bit). keyframes stores a clip's states "
+        "together (FlexCache §4.1): key frames, and differences to the first frame that all steps share.",
+    )
+    keyframe_similarity: float = Field(
+        0.99,
+        ge=0,
+        le=1,
+        description="Least cosine of a frame to the earlier frame that the codec keyframes repeats in its place "
+        "(FlexCache §4.1.1). A smaller value leaves out more frames.",
+    )
+    keyframe_least: float = Field(
+        0.995,
+        ge=0,
+        le=1,
+        description="Least cosine of each decoded frame of the codec keyframes to the frame as it was. Frames below "
+        "are stored whole; 0: none.",
     )
     insert_on_hit: bool = Field(True, description="Keep the latents of hits too, at the K after the start step.")
     lcbfu_initial_uses: float = Field(

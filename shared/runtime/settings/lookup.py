@@ -10,7 +10,7 @@ from shared.runtime.settings.section import Seconds, Section, Share
 
 
 class Lookup(Section):
-    """Retriever, match predictor and embedder."""
+    """Retriever, match predictor, embedder and text extractor."""
 
     k_table_alpha: Annotated[
         float,
@@ -44,10 +44,16 @@ class Lookup(Section):
         0.0,
         description="Share of hits that are generated from noise anyway, so that images stay diverse (NIRVANA §9).",
     )
-    reuse_bound: Literal["auto", "nirvana", "modm"] = Field(
+    reuse_bound: Literal["auto", "nirvana", "flexcache", "modm"] = Field(
         "auto",
-        description="Policy of reuse. nirvana: from latents, by the K table. modm: from finished images, by K tables. "
-        "auto: from both, by the learned bound where one fits, else by K tables.",
+        description="Policy of reuse. nirvana: from latents, by the K table. flexcache: so too, and from pairs of "
+        "latents by the paper's thresholds. modm: from finished images, by K tables. auto: from all, by the learned "
+        "bound where one fits, else by K tables; from pairs where they were profiled.",
+    )
+    decouple: Literal["off", "video", "all"] = Field(
+        "video",
+        description="Requests whose object and background are extracted and searched on their own (FlexCache §4.2), "
+        "and whose clips may be stitched from two entries: off (none), video (clips), all (images too).",
     )
     reuse_rules: Literal["relation", "paper"] = Field(
         "relation",
@@ -103,3 +109,10 @@ class Lookup(Section):
         "batches and delays each text.",
     )
     embed_cache: int = Field(4096, ge=0, description="Texts whose embeddings stay in memory; 0 keeps none.")
+
+    extract_timeout_s: Seconds = Field(
+        0.5,
+        description="Seconds that extracting object and background from a prompt may take. After that the gateway "
+        "plans by the whole prompt only. A Llama of billions of weights needs seconds (FlexCache §6.2.1: 3.6 s).",
+    )
+    extract_cache: int = Field(4096, ge=0, description="Prompts whose parts stay in memory; 0 keeps none.")

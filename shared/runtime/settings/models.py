@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from shared.runtime.settings.section import Section
 
@@ -29,6 +29,20 @@ class Models(Section):
     )
     encoder: str = Field(
         "bundled:clip", description="CLIP encoder of texts and images: a bundled name, a folder, or a hub id."
+    )
+    extractor: str = Field(
+        "grammar",
+        description="Extractor of object and background from a prompt: grammar, bundled:extractor, a Llama by folder, "
+        "hub id or .gguf file, or the URL of a server with OpenAI's API (http://host:8000/v1, a `#name` at its end "
+        "names the model); empty: none, so that only whole prompts are searched.",
+    )
+    extractor_key: SecretStr = Field(SecretStr(""), description="Bearer token for the extractor's server; empty: none.")
+    extract_tokens: int = Field(
+        77,
+        ge=8,
+        le=4096,
+        description="Tokens of a prompt that the extractor reads, and tokens of its answer at most: as many as the "
+        "video model reads (FlexCache §5). CLIP text encoders read 77.",
     )
     device: str = Field(
         "auto", description="Device of the models: auto (a GPU where there is one), cpu, cuda, cuda:1 …"

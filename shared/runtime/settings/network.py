@@ -30,6 +30,11 @@ class Network(Section):
         description="Address host:port of the retriever where it runs in a process of its own. Several replicas: "
         "ip:port,ip:port, or one host name for all.",
     )
+    text_extractor_address: str = Field(
+        "",
+        description="Address host:port of the text extractor where it runs in a process of its own. Several "
+        "replicas: ip:port,ip:port, or one host name for all.",
+    )
     cache_maintainer_address: str = Field(
         "", description="Address host:port of the cache maintainer that `afterimage cache` calls."
     )

@@ -19,6 +19,12 @@ from shared.runtime.clock import SystemClock
 from tests.contracts.nouns import a_job, accepted, an_entry, finished
 
 
+@pytest.fixture
+def migrated() -> bool:
+    """Whether a PostgreSQL catalog has its tables before it is opened: here the tests migrate it."""
+    return False
+
+
 def _differences(connection: sa.Connection) -> list[object]:
     return list(compare_metadata(MigrationContext.configure(connection, opts={"compare_type": True}), METADATA))
 

@@ -12,8 +12,10 @@ import pytest
 from bench import clips_cost, clips_quality
 from bench.clips_quality import resumed
 from bench.measuring.clip_figures import READ, from_noise, from_states, report
+from services.trainer.rendering.sprites import sprites_cached
 from tests import tiny, tiny_families
 from tests.tiny_clips import CARD
+from tests.unit.trainer.conftest import SPRITES
 
 COUNT = 40
 
@@ -38,7 +40,18 @@ def test_every_t_is_held_against_the_largest_and_rendered_clips_stand_beside_the
     assert few["more_right"]["motion"][0] == -0.5
     assert few["more_right"]["motion"][2] < -0.3
     assert rendered["smooth"][0] == pytest.approx(0.98)
+    assert first["smooth_ratio"][0] == pytest.approx(0.95 / 0.98)
     assert "| rendered | 40 |" in report({"from_noise": found, "from_states": []})
+
+
+def test_motions_have_shares_of_their_own_and_no_t_is_needed() -> None:
+    some = [row | {"motion": "left" if row["number"] < 20 else "hop"} for of in (0, -1) for row in rows(of, 30, 0.5)]
+    found = from_noise(some)
+    assert [row["by_motion"] for row in found] == [{"hop": 0.5, "left": 1.0}] * 2
+    said = report({"from_noise": found, "from_states": []})
+    assert "| round trip | 40 |" in said
+    assert "| right motions, T | hop | left |" in said
+    assert from_noise([]) == []
 
 
 def test_starts_at_k_are_held_against_noise_and_a_paraphrase_changes_nothing() -> None:
@@ -91,3 +104,20 @@ def test_both_commands_run_on_a_tiny_model_and_continue(tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == len(lines)
     points = json.loads((tmp_path / "clips_quality.json").read_text())["figures"]["from_noise"]
     assert [(point["steps"], point["clips"], point["right"]) for point in points] == [(2, 2, {}), (1, 2, {})]
+
+
+def test_rendered_clips_judge_the_judge_and_rows_of_earlier_versions_are_kept(tmp_path: Path) -> None:
+    if not sprites_cached(SPRITES):
+        pytest.skip(f"no sprites in {SPRITES}")
+    path = tmp_path / "rows.jsonl"
+    asked = ["--steps", "--threads", "1", "--sprites", str(SPRITES), "--rows", str(path), "--out", str(tmp_path)]
+    clips_quality.main([*asked, "--count", "2"])
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if '"steps": -1' not in line))  # as before round trips were judged
+    clips_quality.main([*asked, "--count", "3"])
+    assert path.read_text().startswith(lines[0] + lines[1])
+    points = json.loads((tmp_path / "clips_quality.json").read_text())["figures"]["from_noise"]
+    assert [(point["steps"], point["clips"]) for point in points] == [(0, 3), (-1, 3)]
+    assert points[1]["right"]["motion"][0] == points[1]["right"]["background"][0] == 1.0
+    assert points[1]["smooth_ratio"][0] > 0.9
+    assert len(list(tmp_path.glob("rows-*.png"))) == 5  # prompt 0 and 1 twice

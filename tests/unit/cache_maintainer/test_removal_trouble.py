@@ -77,6 +77,22 @@ async def test_a_lost_state_leaves_once_and_its_entry_goes_on(small: Settings) -
         assert (stats.entries, stats.states, stats.bytes, stats.evicted, stats.holes) == (1, 0, 0, 0, 0)
 
 
+async def test_states_leave_with_the_lost_one_that_they_need_also_after_a_restart(small: Settings) -> None:
+    async with house(small) as home:
+        job_id = await home.finish(request(), base=15)
+        await home.service.handle(StateUsed(job_id, 25))
+        await home.service.handle(StateLost(job_id, 25, f"states/{job_id}/1/25.safetensors"))
+        assert await home.steps(job_id) == [5, 10, 15, 20]
+        await home.settle()
+        uses = {state.step: state.uses for state in (await home.backends.catalog.entries.get(job_id)).latents}
+        assert uses == {5: 0, 10: 0, 15: 1, 20: 0}  # to start from 25, a job read 15 too
+    async with house(small) as home:
+        assert {state.step: state.needs for state in home.service.cache.shelf} == {5: 15, 10: 15, 15: 0, 20: 15}
+        await home.service.handle(StateLost(job_id, 15, f"states/{job_id}/1/15.safetensors"))
+        assert await home.steps(job_id) == []
+        assert home.service.cache.shelf.bytes == (await home.backends.catalog.entries.totals()).bytes == 0
+
+
 async def test_an_entry_whose_picture_is_lost_leaves_whole(small: Settings) -> None:
     async with house(small) as home:
         job_id = await home.finish(request())

@@ -220,7 +220,7 @@ async def test_purge_by_entry_tenant_and_everything(small: Settings, clock: Manu
 async def test_a_large_purge_is_told_in_facts_that_a_broker_takes(
     small: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.cache_maintainer.cache_writes.IDS_IN_A_FACT", 1)
+    monkeypatch.setattr("services.cache_maintainer.cache_index.IDS_IN_A_FACT", 1)
     async with house(small) as home:
         ids = {await home.finish(request("a"), 1), await home.finish(request("b"), 2)}
         assert (await home.stub.Purge(pb.PurgeRequest(everything=True), timeout=5)).entries == 2

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from protos import cache_maintainer_pb2 as pb
-from services.cache_maintainer.cache_writes import Counts
+from services.cache_maintainer.cache_index import Counts
 from services.cache_maintainer.rpc_messages import PAGE
 from services.cache_maintainer.service import CacheMaintainerService
 from services.cli import cache

@@ -38,6 +38,8 @@ from tests.unit.cli.views import picture
         (("--video", "--poster", "p.gif"), "poster: must end in one of"),
         (("--video", "-o", "p.png", "--poster", "p.png"), "poster: must be another file than --out"),
         (("--video", "--strip", "p.png", "--poster", "p.png"), "strip: must be another file than --poster"),
+        (("--video", "-o", "fox", "--poster", "fox/frame-0001.png"), "poster: must be outside the folder of frames"),
+        (("--video", "-o", "fox", "--strip", "./fox/s/s.png"), "strip: must be outside the folder of frames, --out"),
         (("--video", "-o", "fox", "--previews", "fox"), "previews: must be another folder than --out"),
         (("--video", "-o", f"{'a' * 300}.mp4"), "out: cannot be written (File name too long)"),
         (("--video", "-o", "a" * 300), "out: cannot be read (File name too long)"),

@@ -10,9 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from services.embedder.encoder import Encoder, decoded, encoder_folder, encoder_hash, encoder_id, single_threaded
+from services.embedder.encoder import Encoder, decoded, encoder_folder, encoder_hash, encoder_id
 from shared.domain.errors import InvalidRequestError, ModelError
 from shared.domain.types import vector_from
+from shared.models.devices import single_threaded
 from shared.models.vocabulary import KNOWN_WORDS
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from services.cli.model_sheet import latent_shape
 from shared.domain.errors import ModelError
 from shared.domain.types import Size
 from shared.models import FrameRule, find_card, memory, weights_hash
@@ -51,9 +52,9 @@ def test_a_checkpoint_says_how_many_frames_it_generates(folder: Path) -> None:
         "sana": (FrameRule(1, 1), "1"),
         "text_to_video": (FrameRule(16, 64), "from 1 to 64"),
         "animatediff": (FrameRule(12, 64, window=12), "from 1 to 64"),
-        "wan": (FrameRule(81, 81, multiple_of=4, fps=16), "from 1 to 81, 4k + 1"),
-        "ltx": (FrameRule(161, 257, multiple_of=8, fps=25), "from 1 to 257, 8k + 1"),
-        "cogvideox": (FrameRule(17, 17, multiple_of=8), "from 1 to 17, 8k + 1"),
+        "wan": (FrameRule(81, 81, multiple_of=4, fps=16, per_latent=4), "from 1 to 81, 4k + 1"),
+        "ltx": (FrameRule(161, 257, multiple_of=8, fps=25, per_latent=8), "from 1 to 257, 8k + 1"),
+        "cogvideox": (FrameRule(17, 17, multiple_of=8, per_latent=4), "from 1 to 17, 8k + 1"),
     }
     for name, (rule, said) in rules.items():
         found = find_card(str(folder / name)).frames
@@ -121,18 +122,17 @@ def test_known_cards_have_the_true_latent_shapes() -> None:
         "sd-3.5-large-turbo": (16, 128, 128),
         "flux.1-dev": (16, 128, 128),
         "sana-1.6b": (32, 32, 32),
-        "wan-2.1-1.3b": (16, 60, 104),
-        "ltx-video-2b": (128, 16, 22),
-        "cogvideox-2b": (16, 60, 90),
-        "cogvideox-5b": (16, 60, 90),
+        "wan-2.1-1.3b": (16, 21, 60, 104),
+        "ltx-video-2b": (128, 21, 16, 22),
+        "cogvideox-2b": (16, 13, 60, 90),
+        "cogvideox-5b": (16, 13, 60, 90),
     }
     cards = {card.name: card for card in KNOWN.values()}
     assert set(shapes) < set(cards)
     for name, shape in shapes.items():
         card = cards[name]
-        size, scale = card.default_size, card.vae_scale
-        assert (card.latent_channels, size.height // scale, size.width // scale) == shape
-        card.check(size, card.default_steps, card.default_guidance)
+        assert latent_shape(card) == "×".join(map(str, shape))
+        card.check(card.default_size, card.default_steps, card.default_guidance)
         assert find_card(name) == find_card(card.path) == card
 
 

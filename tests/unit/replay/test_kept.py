@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -154,6 +155,15 @@ def test_what_a_kill_left_half_written_is_decided_again(load: Load, tmp_path: Pa
 def test_every_source_that_decides_is_there() -> None:
     for pattern in kept.DECIDING:
         assert list(kept.ROOT.glob(pattern)), pattern
+
+
+def test_every_domain_type_that_a_deciding_domain_source_imports_counts() -> None:
+    counted = {path for pattern in kept.DECIDING for path in kept.ROOT.glob(pattern)}
+    domain = kept.ROOT / "shared" / "domain"
+    read = "".join(path.read_text() for path in counted if path.parent == domain)
+    found = set(re.findall(r"^from shared\.domain\.(\w+) import", read, re.MULTILINE))
+    carriers = {"errors", "json_values", "messages"}  # they carry decisions, and make none
+    assert not {domain / f"{name}.py" for name in found - carriers} - counted
 
 
 def test_every_source_that_a_simulated_replay_imports_from_a_service_counts() -> None:

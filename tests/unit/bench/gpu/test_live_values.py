@@ -40,3 +40,13 @@ def test_the_estimate_of_a_clip_follows_its_frames(
     monkeypatch.setattr(sys, "argv", ["live_values", str(folder)])
     live_values.main()
     assert "clips, frames" in capsys.readouterr().out
+
+
+def test_a_vae_that_decodes_all_frames_at_once_needs_more_for_longer_clips(tmp_path: Path) -> None:
+    folder = tiny_families.save(tmp_path / "clips", "ltx")
+    frames = {"default": 9, "most": 33, "multiple_of": 8, "per_latent": 8}
+    (folder / "card.json").write_text(json.dumps({**CARD, "frames": frames}))
+    family = load_family(find_card(str(folder)))
+    counted = {length: live_values.of_family(family, length) for length in (9, 33)}
+    card = replace(family.card, row_values=counted[9][0], decode_values=counted[9][1])
+    assert memory.largest_batch(card).decoding == pytest.approx(4 * counted[33][1], rel=0.3)

@@ -25,7 +25,8 @@ from services.cli.display.words import (
 )
 from shared.client import Clip
 from shared.domain.errors import AfterimageError, InvalidRequestError
-from shared.domain.types import JobState, Modality, PlanSource, Timings
+from shared.domain.parts import Parts
+from shared.domain.types import Candidate, JobState, Modality, PlanSource, Timings
 from tests.unit.cli.views import picture
 
 
@@ -172,3 +173,25 @@ def test_a_job_says_where_it_went_on() -> None:
 
 def test_one_of_a_kind_is_not_many() -> None:
     assert [counted(1, "entry"), counted(2, "entry"), counted(0, "state")] == ["1 entry", "2 entries", "0 states"]
+
+
+def test_a_pair_is_shown_with_both_sources() -> None:
+    made = picture(source=PlanSource.STITCHED, start=20)
+    pair = Candidate(
+        "e1", "pair", 0.88, 25, 20, "a dog in snow", True, "starts after", "clips", background_id="e2",
+        background_prompt="a cat in a wood", object_similarity=0.93, background_similarity=0.88,
+    )  # fmt: skip
+    plan = replace(
+        made.job.plan, candidates=(pair,), parts=Parts("a dog", ""), root="e1", background_root="e3", similarity=0.88
+    )
+    made = replace(made, job=replace(made.job, plan=plan))
+    assert where_it_started(made) == (
+        "Started after step 20 of 50 from the object of “a dog in snow” (similarity 0.930) over the background of "
+        "“a cat in a wood” (0.880): 30 steps in 1.00 s, 20 saved."
+    )
+    assert where_it_would_start(made).startswith("Would start after step 20 of 50 from the object of “a dog in snow”")
+    text = shown(candidates_table(plan, 200), job_sheet(made))
+    assert "a dog in snow + a cat in a wood" in text
+    assert "object “a dog” · no background" in text
+    assert "root e1 and e3" in text
+    assert hint(plan)

@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from services.cli.profiles import codecs
 from services.cli.profiles.codecs import NOISE, CodecProfiler, broken_bounds, choose_codecs
-from services.cli.profiles.pairs import scene_pairs
+from services.cli.profiles.pairs import grammar_of, scene_pairs
+from services.gpu_worker.families import load_family
+from shared.models import find_card
+from tests import tiny_clips
 
 GOOD = {"score": 0.3, "shown": True, "contrast": 50.0, "saturation": 90.0, "sharpness": 8.0, "likeness": 0.1}
 PAIRS = list(scene_pairs(100, 7))
@@ -96,3 +100,20 @@ def test_each_k_takes_the_smallest_codec_and_fails_early(tmp_path: Path) -> None
     Recorded.asked = []
     assert choose_codecs(profiler, PAIRS, (1, 2, 3), tmp_path / "records.jsonl") == levels
     assert Recorded.asked == []
+
+
+def test_clips_start_from_states_that_were_stored_together(tmp_path: Path) -> None:
+    family = load_family(find_card(str(tiny_clips.build(tmp_path, steps=5) / tiny_clips.CLIPS)), device="cpu")
+    profiler = CodecProfiler(family, None, None, 5, max_rows=8, frames=4)  # type: ignore[arg-type]
+    (pair,) = scene_pairs(1, 0, grammar_of(4))
+    wanted = [(0, NOISE), *((k, codec) for k in (1, 3) for codec in ("fp16", "keyframes", "residual-2x2x2"))]
+    sizes: dict[str, int] = {}
+    images = profiler._images([pair], {pair.number: wanted}, sizes)
+    assert images.keys() == {codecs._name(pair, *one) for one in wanted} | {codecs._before(pair)}
+    assert {one.shape for one in images.values()} == {(4, 32, 32, 3)}
+    for k in (1, 3):
+        assert sizes[codecs._name(pair, k, "residual-2x2x2")] < sizes[codecs._name(pair, k, "keyframes")]
+        near = images[codecs._name(pair, k, "keyframes")].astype(int) - images[codecs._name(pair, k, "fp16")]
+        assert np.abs(near).mean() < 16
+    of_images = CodecProfiler(family, None, None, 5)  # type: ignore[arg-type]
+    assert set(profiler.codecs) - set(of_images.codecs) == {"keyframes", "residual-2x2x2", "residual-4x2x2"}

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from shared.domain.parts import Parts
 from shared.domain.plan_rules import (
     choose_model,
     hand_over,
@@ -16,8 +17,9 @@ from shared.domain.plan_rules import (
     revalidate,
     scale_steps,
     use_fallback,
+    whole_start,
 )
-from shared.domain.types import CacheMode, ModelPlan, Plan, PlanSource, Request, Size, Source
+from shared.domain.types import CacheMode, Candidate, ModelPlan, Plan, PlanSource, Request, Size, Source
 from shared.models.card import ModelCard
 from shared.runtime.settings import Settings
 
@@ -116,3 +118,25 @@ def test_other_weights_make_a_latent_hit_a_miss_and_leave_an_image_hit() -> None
     miss = revalidate(LATENT, "now")
     assert (miss.source, miss.start_step) == (PlanSource.NOISE, 0)
     assert miss.degraded == ("weights: changed since the plan was made",)
+
+
+def test_a_pair_that_lost_a_part_starts_from_its_whole_prompt() -> None:
+    whole = replace(LATENT, fallback=None, start_step=10, similarity=0.8, root="e", weights_hash="w")
+    found = (Candidate("e", "latent", 0.8, 10, 10), Candidate("a", "pair", 0.9, 20, 20, chosen=True))
+    pair = Plan(
+        PlanSource.STITCHED, "large", 20, sources=(Source("a", "s"), Source("b", "t")), fallback=whole, root="a",
+        background_root="b", weights_hash="w", parts=Parts("a fox", "snow"), candidates=found, reason="two.",
+    )  # fmt: skip
+    made = whole_start(pair, "blobs: gone")
+    assert made is not None
+    assert (made.source, made.start_step, made.sources, made.roots) == (PlanSource.LATENT, 10, whole.sources, ("e",))
+    assert made.degraded == ("blobs: gone; starts from one entry instead of a pair",)
+    assert [one.chosen for one in made.candidates] == [True, False]
+    assert (made.parts, made.reason) == (pair.parts, "near. Planned from a pair: two.")
+    assert whole_start(replace(pair, fallback=None), "gone") is None
+    assert whole_start(replace(pair, fallback=IMAGE), "gone") is None
+    assert revalidate(pair, "w") is pair
+    miss = revalidate(pair, "newer")
+    assert (miss.source, miss.roots, miss.fallback) == (PlanSource.NOISE, (), None)
+    # nobody runs the model of the pair: its whole start would need the same model
+    assert use_fallback(pair, ["small"]) is pair

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from shared.domain import messages
 from shared.domain.ids import new_id
+from shared.domain.parts import Parts
 from shared.domain.types import (
     CacheMode,
     Candidate,
@@ -61,6 +62,8 @@ plans = st.builds(
     predicted_hit=st.none() | st.booleans(),
     looked_up=st.booleans(),
     found=st.none() | st.booleans(),
+    background_root=texts,
+    parts=st.none() | st.builds(Parts, texts, texts),
 )
 requests = st.builds(
     Request,

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from services.embedder.batching import MicroBatcher, boarding
+from shared.runtime.batching import MicroBatcher, boarding
 
 
 def test_the_longest_waiting_board_first_each_once() -> None:

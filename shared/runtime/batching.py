@@ -1,4 +1,4 @@
-"""Micro-batching: items that arrive while the encoder is busy, or within a short wait, share a batch."""
+"""Micro-batching: items that arrive while a model is busy, or within a short wait, share a batch."""
 
 from __future__ import annotations
 

@@ -1,0 +1,40 @@
+"""What a plan starts from, in words: prompts, parts, pairs and roots."""
+
+from __future__ import annotations
+
+from shared.domain.types import Plan, PlanSource
+
+
+def chosen_pair(plan: Plan) -> str | None:
+    """Return both sources of a stitched start with their similarities; None for other plans."""
+    for one in plan.candidates if plan.source is PlanSource.STITCHED else ():
+        if one.chosen:
+            return (
+                f"the object of “{one.prompt}” (similarity {one.object_similarity:.3f}) "
+                f"over the background of “{one.background_prompt}” ({one.background_similarity:.3f})"
+            )
+    return None
+
+
+def parts(plan: Plan) -> str:
+    """Return the parts that the prompt names; empty where none were extracted."""
+    if plan.parts is None:
+        return ""
+    named = (("object", plan.parts.object), ("background", plan.parts.background))
+    return " · ".join(f"{name} “{phrase}”" if phrase else f"no {name}" for name, phrase in named)
+
+
+def relation(plan: Plan) -> str:
+    """Return the plan's relation to its start, and the roots of that start; empty where neither was recorded."""
+    roots = plan.root and f"root {' and '.join(filter(None, (plan.root, plan.background_root)))}"
+    return ", ".join(filter(None, (plan.relation, roots)))
+
+
+def chosen_prompt(plan: Plan) -> str:
+    """Return the prompt of the image that this one started from; empty from noise."""
+    return next((candidate.prompt for candidate in plan.candidates if candidate.chosen), "")
+
+
+def chosen_model(plan: Plan) -> str:
+    """Return the model of the image that this one started from; empty from noise."""
+    return next((candidate.model for candidate in plan.candidates if candidate.chosen), "")

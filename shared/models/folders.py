@@ -1,0 +1,41 @@
+"""Folders of models in transformers' layout: bundled, on this disk, or from the model hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shared.domain.errors import ModelError
+from shared.models.card import is_hub_id
+from shared.models.card_lookup import BUNDLED, BUNDLED_PREFIX
+from shared.models.hub import WEIGHTS
+
+
+class NotHereError(ModelError):
+    """A hub id is not on this disk."""
+
+
+def transformers_folder(
+    name: str, setting: str, choices: str = "a bundled name, a folder or a hub id", *, fetch: bool = True
+) -> Path:
+    """Return the folder with a model's files: of `bundled:NAME` or a bundled name, of a folder, or of a hub id.
+
+    Files of a hub id are fetched on first use, pickles never; with `fetch` false, only the hub's cache on this disk is
+    searched, and NotHereError raised. setting, choices: what an error names. Raise ModelError with the searched places.
+    """
+    bundled = BUNDLED / name.removeprefix(BUNDLED_PREFIX)
+    for folder in (bundled, Path(name).expanduser()):
+        if (folder / "config.json").is_file():
+            return folder
+    if name.startswith(BUNDLED_PREFIX) or name.endswith(".gguf") or not is_hub_id(name):
+        raise ModelError(
+            f"{setting} {name!r}: no config.json in {bundled} or {name}; set AFTERIMAGE_{setting.upper()} to {choices}"
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(WEIGHTS), local_files_only=not fetch))
+    except Exception as error:
+        kind = ModelError if fetch else NotHereError
+        raise kind(
+            f"{setting} {name!r}: the download from the model hub failed ({error}); check the id and the network"
+        ) from error
