@@ -154,7 +154,7 @@ def image_input(pictures: npt.NDArray[np.uint8]) -> torch.Tensor:
 
 def embed_text(model: CLIPModel, words: Words, texts: list[str]) -> torch.Tensor:
     """Return unit text embeddings, (B, 128)."""
-    ids = torch.tensor([words.ids(text) for text in texts], device=model.device)
+    ids = words.batch(texts).to(model.device)
     return F.normalize(model.text_projection(model.text_model(input_ids=ids).pooler_output), dim=-1)
 
 

@@ -12,6 +12,7 @@ import torch
 import typer
 
 from services.trainer import recipe
+from services.trainer.clip_motions import MotionWordsPlan, export_motion_words, train_motion_words
 from services.trainer.clip_pair import PairPlan, train_pair
 from services.trainer.evaluation.drawing import prompt_pictures
 from services.trainer.evaluation.judgement import write_judgement
@@ -99,6 +100,21 @@ def clip(
     """Train the CLIP-style pair (and its tokenizer, at the first run)."""
     plan = PairPlan(steps=steps, seconds=seconds, seed=seed, rate=rate)
     train_pair(plan, work / "sprites", work, start, torch.device(chosen_device(device)))
+
+
+@app.command()
+def clip_motions(
+    work: Work = WORK,
+    models: Models = MODELS,
+    steps: Steps = MotionWordsPlan.steps,
+    seed: Seed = MotionWordsPlan.seed,
+) -> None:
+    """Teach the trained pair the words of motions, and write it to WORK/models/clip; no other vector changes."""
+    torch.set_num_threads(1)
+    pair = models / "clip"
+    for kind, (low, middle, high) in train_motion_words(MotionWordsPlan(steps=steps, seed=seed), work, pair).items():
+        runs.log.info("cosine of two prompts", difference=kind, p10=low, p50=middle, p90=high)
+    export_motion_words(work, pair, work / "models" / "clip")
 
 
 @app.command()

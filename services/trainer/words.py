@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import random
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import CLIPTokenizer
 
@@ -81,14 +82,19 @@ class Words:
     """Tokenizer of captions with a cache of its results."""
 
     def __init__(self, tokenizer: CLIPTokenizer) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self.ids = lru_cache(maxsize=200_000)(self._ids)
         self.size = len(tokenizer)
         self.end = int(tokenizer.eos_token_id)
         self.start = int(tokenizer.bos_token_id)
 
+    def batch(self, texts: Sequence[str]) -> torch.Tensor:
+        """Return the texts' tokens (count, length), cut to the longest text; a causal tower reads nothing behind it."""
+        ids = torch.tensor([self.ids(text) for text in texts])
+        return ids[:, : int((ids != self.end).sum(1).max()) + 1]
+
     def _ids(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer(text, padding="max_length", truncation=True, max_length=LENGTH).input_ids)
+        return tuple(self.tokenizer(text, padding="max_length", truncation=True, max_length=LENGTH).input_ids)
 
 
 def sprinkled(text: str, rng: random.Random) -> str:

@@ -154,9 +154,9 @@ def raised(table: KTable, by: float) -> KTable:
     return replace(table, levels=levels) if by else table
 
 
-def table_file(table: KTable, steps: int = 0) -> str:
-    """Return the table's file name beside the weights. steps: as in `profile_kind`."""
-    start = f"image_k_table_{table.images_from}" if table.images_from else "k_table"
+def table_file(table: KTable, steps: int = 0, *, pairs: bool = False) -> str:
+    """Return the table's file name beside the weights. steps, pairs: as in `profile_kind`."""
+    start = f"image_k_table_{table.images_from}" if table.images_from else f"{'pair_' if pairs else ''}k_table"
     return f"{start}_{table.alpha:g}{f'_t{steps}' if steps else ''}.json"
 
 

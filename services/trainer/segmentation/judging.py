@@ -22,7 +22,6 @@ from services.trainer.rendering.renderer import LATTICE, LAYOUTS, Pixels, Render
 from services.trainer.segmentation.architecture import logits_of
 from services.trainer.segmentation.examples import Mask, absent_phrase
 from services.trainer.segmentation.phrases import background_phrase, object_phrase
-from services.trainer.segmentation.training import token_ids
 from services.trainer.training import runs
 from services.trainer.words import Words
 from shared.domain.latent_cells import both_masks, on_cells
@@ -110,7 +109,7 @@ def probabilities(
     """Return probabilities (N, phrases per image, side, side) for images (N, side, side, 3)."""
     with torch.inference_mode():
         each = len(phrases) // len(pixels)
-        logits = logits_of(model, runs.to_tensor(pixels), token_ids(words, list(phrases)), each)
+        logits = logits_of(model, runs.to_tensor(pixels), words.batch(phrases), each)
         found: npt.NDArray[np.float32] = logits.sigmoid().numpy()
     return found
 

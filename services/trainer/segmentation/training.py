@@ -50,7 +50,7 @@ def train_segmenter(plan: SegmenterPlan, work: Path, models: Path) -> None:
     while (begun := sitting.begin_step(plan.seed)) is not None:
         _, rng = begun
         inputs, phrases, masks = batch(renderer, rng, plan.batch, passed)
-        ids = token_ids(words, phrases)
+        ids = words.batch(phrases)
         edges, overlap = mask_losses(logits_of(model, inputs, ids, PHRASES), masks)
         sitting.end_step(edges + overlap)
         sitting.report(sitting.step * plan.batch, edges=edges.item(), overlap=overlap.item())
@@ -67,13 +67,6 @@ def mask_losses(logits: torch.Tensor, masks: torch.Tensor) -> tuple[torch.Tensor
     shares, there = logits.sigmoid(), masks.sum((-1, -2)) > 0
     dice = 2 * (shares * masks).sum((-1, -2)) / (shares.sum((-1, -2)) + masks.sum((-1, -2)) + 1e-6)
     return edges, (1 - dice)[there].mean()
-
-
-def token_ids(words: Words, phrases: list[str]) -> torch.Tensor:
-    """Return the phrases' tokens (count, length), cut to the longest phrase."""
-    ids = torch.tensor([words.ids(phrase) for phrase in phrases])
-    longest = int((ids != words.end).sum(1).max()) + 1
-    return ids[:, :longest]
 
 
 def _optimizers(model: CLIPSegForImageSegmentation, plan: SegmenterPlan) -> list[torch.optim.Optimizer]:

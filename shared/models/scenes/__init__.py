@@ -26,6 +26,7 @@ from shared.models.scenes.motion import (
     motion_phrase,
     motion_words,
     random_moving_scene,
+    still_caption,
     with_motion,
 )
 
@@ -56,5 +57,6 @@ __all__ = [
     "never_trained",
     "random_moving_scene",
     "random_scene",
+    "still_caption",
     "with_motion",
 ]

@@ -74,13 +74,25 @@ def clip_caption(moving: MovingScene, wording: int = 0) -> str:
     return "".join(before + words for _, before, words in clip_slots(moving, wording))
 
 
+def still_caption(moving: MovingScene, wording: int = 0) -> str:
+    """Return the caption of `clip_caption` without the words for the motions."""
+    order, pick = _order(wording)
+    hidden = DECIDES.get(moving.motion, frozenset())
+    return "".join(before + words for _, before, words in slots_of(moving.scene, order, pick, without=hidden))
+
+
 def clip_slots(moving: MovingScene, wording: int = 0) -> list[tuple[str, str, str]]:
     """Return a clip's caption in pieces: (part, what stands before it, its words), as `slots_of` does."""
-    order, pick = _CLIP_ORDERS[wording % len(_CLIP_ORDERS)], wording // len(_CLIP_ORDERS) % 3
+    order, pick = _order(wording)
     moves = motion_phrase(moving, pick)
     drift = drift_phrase(moving, pick)
     hidden = DECIDES.get(moving.motion, frozenset())
     return slots_of(moving.scene, order, pick, after_things=moves, at_end=drift, without=hidden)
+
+
+def _order(wording: int) -> tuple[str, int]:
+    """Return the order of a wording's pieces, and which of three choices of words it takes."""
+    return _CLIP_ORDERS[wording % len(_CLIP_ORDERS)], wording // len(_CLIP_ORDERS) % 3
 
 
 def motion_phrase(moving: MovingScene, pick: int) -> str:
