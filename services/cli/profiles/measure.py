@@ -7,7 +7,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from services.cli.profiles.judging import Judge, vectors_of
-from services.cli.profiles.pairs import FURTHER, ScenePair, asked_for, changed
+from services.cli.profiles.pairs import (
+    FURTHER,
+    ScenePair,
+    asked_for,
+    changed,
+    further_pairs,
+    grammar_of,
+    scene_pairs,
+)
 from services.embedder.encoder import Encoder
 from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import Advanced, Finished, LatentCaptured, Left
@@ -63,6 +71,11 @@ class Profiler:
         """Return the frames of each clip; 1: images."""
         return self.family.card.frames.default
 
+    def pairs(self, count: int, further: int, seed: int | str) -> Sequence[ScenePair]:
+        """Return the pairs to measure: `count`, then those of further kinds for the learned bound."""
+        grammar = grammar_of(self.frames)
+        return (*scene_pairs(count, seed, grammar), *further_pairs(further, seed, grammar))
+
     @property
     def measured(self) -> tuple[int, ...]:
         """Return the K of a pair's records: `ks`, after 0 where the reference has another T."""
@@ -114,8 +127,9 @@ class Profiler:
         """
         images = self._draw(pairs, on_step, {} if references is None else references)
         for pair in pairs:
-            on_images(pair, images[pair.number])
-            yield from self._records(pair, images[pair.number])
+            if all(str(k) in images[pair.number] for k in self.ks):  # a pair without masks starts nothing
+                on_images(pair, images[pair.number])
+                yield from self._records(pair, images[pair.number])
 
     def _first(self, pair: ScenePair) -> Iterator[Task]:
         """Yield the task of the image to start from, and the tasks of the references."""
@@ -128,17 +142,16 @@ class Profiler:
             if self._apart:
                 yield self._task(self.family, "0", pair, seed)
 
-    def _from_state(self, pair: ScenePair, k: int, state: Latent, noises: tuple[int, ...]) -> Iterator[Task]:
-        codec = codec_of(self.codec, self.family.card, k, self.steps)
-        windows = self.family.card.frames.windows(self.frames)
-        kept = decode_state(encode_state(state, codec, noises, windows), codec)  # with the loss of the cache's codec
+    def _captured(self, pair: ScenePair, name: str, k: int, state: Latent) -> Iterator[Task]:
+        """Yield the tasks that start from the state after step k of the pair's task `name`, as the cache reads it."""
         for seed in self._seeds(pair):
             fresh = self.varied_noise if seed else self.fresh_noise
             noise_seed = fresh_seed(pair.after_seed + seed, f"{pair.number}/before")
-            yield self._task(self.family, str(k), pair, seed, FromState(kept, k, fresh, noise_seed))
+            yield self._task(self.family, str(k), pair, seed, FromState(state, k, fresh, noise_seed))
 
-    def _from_picture(self, pair: ScenePair, pixels: Pixels) -> Iterator[Task]:
-        for k in self.ks:
+    def _finished(self, pair: ScenePair, name: str, pixels: Pixels) -> Iterator[Task]:
+        """Yield the tasks that start from the finished image or clip of the pair's task `name`."""
+        for k in self.ks if self.images_of is not None and name == "before" else ():
             for seed in self._seeds(pair):
                 yield self._task(self.family, str(k), pair, seed, FromPicture(pixels, k))
 
@@ -173,12 +186,13 @@ class Profiler:
         soon as its start exists, so the batch is nearly always full."""
         families = [family for family in (self.family, self.images_of, self.against) if family is not None]
         engine = Engine({family.card.name: family for family in families}, max_rows=self.max_rows, tell_every_s=0.0)
+        windows = self.family.card.frames.windows(self.frames)
         by_number = {pair.number: pair for pair in pairs}
         images: dict[int, dict[str, Pixels]] = {pair.number: {} for pair in pairs}
         for pair in pairs:
             for task in self._first(pair):
                 if task.id in references:
-                    images[pair.number][task.id.partition("/")[2]] = references[task.id]
+                    images[pair.number][_name(task.id)] = references[task.id]
                 else:
                     engine.submit(task)
         while not engine.idle:
@@ -187,15 +201,16 @@ class Profiler:
                     case Advanced():
                         on_step()
                     case LatentCaptured(id=name, step=step, latent=latent, noises=noises):
-                        for task in self._from_state(by_number[_number(name)], step, latent, noises):
+                        codec = codec_of(self.codec, self.family.card, step, self.steps)
+                        kept = decode_state(encode_state(latent, codec, noises, windows), codec)
+                        for task in self._captured(by_number[_number(name)], _name(name), step, kept):
                             engine.submit(task)
                     case Finished(id=name, pixels=pixels):
-                        images[_number(name)][name.partition("/")[2]] = pixels
+                        images[_number(name)][_name(name)] = pixels
                         if "/noise" in name:
                             references[name] = pixels
-                        if self.images_of is not None and name.endswith("/before"):
-                            for task in self._from_picture(by_number[_number(name)], pixels):
-                                engine.submit(task)
+                        for task in self._finished(by_number[_number(name)], _name(name), pixels):
+                            engine.submit(task)
                     case Left(error=error):
                         raise error
         return images
@@ -207,7 +222,7 @@ class Profiler:
         scores = [float(vector @ text) for vector in vectors_of(self.encoder, pictures)]
         # retrieval compares with the image's own embedding where an image is the start (MoDM eq. 1)
         image_similarity = float(vectors_of(self.encoder, [images["before"]])[0] @ text)
-        similarity = image_similarity if self.images_of else float(self._vector_of_text(pair.before_text) @ text)
+        similarity = image_similarity if self.images_of else self._similarity(pair)
         correct = self.judge(pictures, pair.after) if self.judge else [{} for _ in names]
         measured = [self._measures(pair, name, images) for name in names]
         for i, k in enumerate(self.measured, 1):
@@ -238,6 +253,9 @@ class Profiler:
             measures = replace(measures, spread=spread(vectors))
         return {name: value for name, value in asdict(measures).items() if value is not None}
 
+    def _similarity(self, pair: ScenePair) -> float:
+        return float(self._vector_of_text(pair.before_text) @ self._vector_of_text(pair.after_text))
+
     def _vector_of_text(self, text: str) -> Vector:
         return vector_from(self.encoder.texts([text])[0].vector)
 
@@ -249,6 +267,10 @@ def varied(pair: ScenePair) -> bool:
 
 def _image(name: str, seed: int) -> str:
     return f"{name}+{seed}" if seed else name
+
+
+def _name(task_id: str) -> str:
+    return task_id.partition("/")[2]
 
 
 def _number(name: str) -> int:

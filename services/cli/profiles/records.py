@@ -49,13 +49,9 @@ def measure_records(runs: Sequence[Run], pairs: int, further: int, console: Cons
     Each chunk is on disk before the next one starts. All T of a chunk share its references. The images of the first
     pair of each kind are written to `images/`, for the report.
     """
-    from services.cli.profiles.pairs import further_pairs, grammar_of, scene_pairs
     from services.cli.profiles.report import keep_images
 
-    seed, grammar = runs[0].about["seed"], grammar_of(runs[0].profiler.frames)
-    wanted = {
-        pair.number: pair for pair in (*scene_pairs(pairs, seed, grammar), *further_pairs(further, seed, grammar))
-    }
+    wanted = {pair.number: pair for pair in runs[0].profiler.pairs(pairs, further, runs[0].about["seed"])}
     done = []
     for run in runs:
         run.records = _resumed(run)

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from services.cli.app import app
 from services.cli.profiles.judging import judge_of, vectors_of
 from services.cli.profiles.pairs import CLIPS, asked_for, attributes, changed, scene_pairs
+from services.cli.profiles.stitched import parts_of, stitched_pairs
 from services.embedder.encoder import Encoder
 from services.gpu_worker.jobs.codecs import encode_png
 from services.trainer.rendering.clips import render_clip
@@ -26,6 +27,7 @@ from shared.models.quality import frames_of, likeness, look
 from shared.models.scenes import CLIP_EDITS, edit_clip, random_moving_scene
 from tests import tiny, tiny_families
 from tests.tiny_clips import CARD
+from tests.tiny_segmenters import tiny_clipseg
 from tests.unit.trainer.conftest import SPRITES
 
 CLIP = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
@@ -115,3 +117,42 @@ def test_the_judge_of_clips_reads_what_pairs_change() -> None:
     asked, other = judge([clip], pair.after)[0], judge([clip], pair.before)[0]
     assert asked.keys() == attributes(pair.after).keys()
     assert (asked["motion"], other["motion"]) == (True, False)
+
+
+def test_a_profile_of_pairs_gives_their_own_table(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AFTERIMAGE_SEGMENT_THRESHOLD", "0.01")  # random masks, never empty ones
+    segmenter = tiny_clipseg(tmp_path / "segmenter")
+    for _ in range(2):  # the second run has nothing left to do
+        found = profile(models, tmp_path, "--stitched", "--segmenter", segmenter)
+        assert found.exit_code == 0, found.output + repr(found.exception)
+    about, *records = map(json.loads, (tmp_path / "profile" / "rows.jsonl").read_text().splitlines())
+    assert about["segmenter"] == str(segmenter)
+    assert [(record["pair"], record["k"]) for record in records] == [(n, k) for n in range(2) for k in (2, 6)]
+    encoder = Encoder(models / "clip")
+    for record, pair in zip(records[::2], stitched_pairs(2, 0), strict=True):
+        asked, one, other = (parts_of(text) for text in (pair.after_text, pair.before_text, pair.beside_text))
+        texts = asked.object, one.object, asked.background, other.background
+        a, b, c, d = (vector_from(found.vector) for found in encoder.texts(texts))
+        assert record["similarity"] == pytest.approx(min(a @ b, c @ d), abs=1e-5)
+    table = table_from_json(json.loads((tmp_path / "profile" / "pair_k_table_0.5.json").read_text()))
+    assert table.encoder_hash == about["encoder_hash"]
+    assert not (tmp_path / "profile" / "learned_bound.json").exists()
+
+    refused = profile(models, tmp_path / "other", "--stitched")
+    assert "segmenter" in str(refused.exception)
+
+
+def test_the_sources_of_a_pair_give_its_parts() -> None:
+    said = 0
+    for pair in stitched_pairs(60, 3):
+        one, other = parts_of(pair.before_text), parts_of(pair.beside_text)
+        wanted = pair.before.scene
+        if wanted.count == 1 and wanted.object in pair.before_text:  # the grammar's plainest name of it
+            said += 1
+            assert wanted.object in one.object
+        assert one.both
+        assert other.both
+        assert pair.before_text != pair.beside_text
+    assert said > 20
