@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from importlib import metadata
 from typing import Annotated
@@ -75,6 +76,9 @@ app.command("demo")(demo.demo)
 app.command("demo-video")(demo_video.demo_video)
 teach(app)
 
+OPTIONS = {"from_job": "--from", "continue_job": "--continue", "negative_prompt": "--negative"}
+"""Fields of a request whose options have other names."""
+
 EXIT_CODES: tuple[tuple[type[AfterimageError], int], ...] = (
     (InvalidRequestError, os.EX_USAGE),
     (StorageFullError, os.EX_IOERR),
@@ -111,5 +115,6 @@ def main() -> None:
 
 
 def _leave(message: str, code: int) -> None:
+    message = re.sub(rf"\b({'|'.join(OPTIONS)})\b", lambda field: OPTIONS[field[0]], message)
     sys.stderr.write(f"afterimage: {message}\n")
     raise SystemExit(code) from None

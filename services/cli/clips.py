@@ -66,14 +66,17 @@ class ClipOptions:
             return
         check_clip_writable(out, self.fps)
         taken = {out.resolve(): "out"}
-        for name, path in (("poster", self.poster), ("strip", self.strip)):
-            if path is not None:
-                file = numbered(path, index, n)
-                check_writable(file, name)
-                if clip_format_of(out) == FOLDER and out.resolve() in file.resolve().parents:
-                    raise InvalidRequestError(name, "must be outside the folder of frames, --out", file)
-                if (other := taken.setdefault(file.resolve(), name)) != name:
-                    raise InvalidRequestError(name, f"must be another file than --{other}", file)
+        for name, file in self.beside(index, n):
+            check_writable(file, name)
+            if clip_format_of(out) == FOLDER and out.resolve() in file.resolve().parents:
+                raise InvalidRequestError(name, "must be outside the folder of frames, --out", file)
+            if (other := taken.setdefault(file.resolve(), name)) != name:
+                raise InvalidRequestError(name, f"must be another file than --{other}", file)
+
+    def beside(self, index: int, n: int) -> list[tuple[str, Path]]:
+        """Return the files that are written beside this clip, each with its option."""
+        given = (("poster", self.poster), ("strip", self.strip))
+        return [(name, numbered(path, index, n)) for name, path in given if path is not None]
 
     def keep(self, picture: Picture, path: Path, n: int, where: str) -> Path | None:
         """Write the files of a finished job; return the folder that was created for the first, or None.
@@ -84,13 +87,9 @@ class ClipOptions:
             return keep_picture(picture, path, where)
         size: dict[str, Any] = {"scale": self.scale, "resample": self.resample}
         files = [("out", path, partial(picture.save, path, fps=self.fps, **size))]
-        for name, image, save in (
-            ("poster", self.poster, picture.save_poster),
-            ("strip", self.strip, picture.save_strip),
-        ):
-            if image is not None:
-                file = numbered(image, picture.index, n)
-                files.append((name, file, partial(save, file, **size)))
+        saves = {"poster": picture.save_poster, "strip": picture.save_strip}
+        for name, file in self.beside(picture.index, n):
+            files.append((name, file, partial(saves[name], file, **size)))
         made, failed = list[Path | None](), list[AfterimageError]()
         for name, file, write in files:
             try:

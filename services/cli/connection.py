@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -121,11 +121,18 @@ async def connected(
 
 @contextlib.asynccontextmanager
 async def connected_or_embedded(
-    target: str | None, settings: Settings, tenant: str, console: Console, *, data_dir: Path | None = None
+    target: str | None,
+    settings: Settings,
+    tenant: str,
+    console: Console,
+    *,
+    data_dir: Path | None = None,
+    check: Callable[[], object] = lambda: None,
 ) -> AsyncIterator[AsyncClient]:
     """Yield a client of a running process, or else of one embedded in this command; a named target must be running.
 
-    With `data_dir`, as the user typed it, the running process must work there; else ConfigurationError.
+    With `data_dir`, as the user typed it, the running process must work there; else ConfigurationError. check: raises
+    what the embedded process would raise, before its start of some seconds.
     """
     address = address_of(target, settings)
     # the client retries a silent server, which may be starting; only a named directory limits the wait
@@ -140,6 +147,7 @@ async def connected_or_embedded(
         async with AsyncClient(address, tenant=tenant) as client:
             yield client
         return
+    check()
     telemetry.configure_logging("error")
     console.print(
         f"Nothing listens on {address}: starting Afterimage in this process, for this request "

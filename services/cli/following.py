@@ -62,7 +62,7 @@ async def draw(
             if not jobs:
                 raise
             first, *others = [jobs[index] for index in sorted(jobs)]
-            known, its = (f"job {first} was", "its image") if not others else (f"{len(jobs)} jobs were", "each image")
+            known, its = (f"job {first} was", "its result") if not others else (f"{len(jobs)} jobs were", "each result")
             again = f"afterimage jobs show {first} -o FILE{where}" + "".join(f", … {other}" for other in others)
             raise UnavailableError(f"{error}; {known} accepted, fetch {its} later: {again}") from error
     if len(pictures) < n:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import getpass
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,8 +28,10 @@ from services.cli.display.words import (
 from services.cli.embedded import settings_from
 from services.cli.following import draw
 from shared.client import AsyncClient, ImagesFailedError, JobView, Picture
-from shared.client.image_file import job_named_in, same_pixels
+from shared.client.named_job import job_named_in, same_pixels
+from shared.client.request_fields import request_message
 from shared.domain.errors import AfterimageError, InvalidRequestError
+from shared.models import served_cards
 
 Optional = typer.Option
 _SEED = (
@@ -52,18 +56,21 @@ _N = (
     "Images, of the seeds seed, seed + 1, …; no two start from the same root. -o fox.png writes fox-1.png, fox-2.png, …"
 )
 _FROM = (
-    "Image to start from (image to image): the id of a finished job, or a PNG file that this command wrote. It is the "
+    "Image to start from (image to image): the id of a finished job, or a file that this command wrote. It is the "
     "first frame of a clip. See --strength."
 )
 _STRENGTH = (
-    "Share of the steps that run after the image of --from, above 0 up to 1: less keeps more of it. Default: 0.8. With "
-    "--continue: after the clip's last frame. Default: 1."
+    "Share of the steps that run after the start of --from, above 0 up to 1: less keeps more of it, and moves less. "
+    "Default: 0.8. With --continue: after the clip's last frame. Default: 1."
 )
 _PREVIEWS = (
     "New or empty folder for previews during the run: step-0010.png, … (animated for a clip). -: show the last preview "
     "in the terminal."
 )
-_CONTINUE = "Finished clip to go on from, by its job's id. The file holds that clip, then the new frames."
+_CONTINUE = (
+    "Finished clip to go on from: its job's id, or a file that this command wrote. The result is that clip, then the "
+    "new frames."
+)
 _OUT = (
     "Image file: .png, .jpg or .webp; PNG without an ending. Clip: .mp4, .webm, .webp, .gif, .png, or a folder of "
     "frames without an ending. Default: <job id>.png or .mp4 here."
@@ -148,7 +155,8 @@ def generate(
     check_previews(previews, out)
     for index in range(n):
         clip.check(_path(out, "<job id>", index, n, video), index, n)
-    file = Path(from_job) if from_job and Path(from_job).suffix else None
+    files = {option: path for option, text in (("from", from_job), ("continue", continue_job)) if (path := _file(text))}
+    jobs = {option: job_named_in(path, option) for option, path in files.items()}
     fields: dict[str, Any] = {
         "negative_prompt": negative,
         "seed": seed,
@@ -162,9 +170,9 @@ def generate(
         "deadline_s": deadline_s,
         "drop_if_late": deadline_s is not None,
         "variation": _one_of("variation", variation, ("auto", "same", "new")),
-        "from_job": job_named_in(file) if file else from_job,
+        "from_job": jobs.get("from", from_job),
         "strength": strength,
-        "continue_job": continue_job,
+        "continue_job": jobs.get("continue", continue_job),
         "user": _login() if user is None else user,
         **_size(size),
         **clip.fields,
@@ -173,14 +181,26 @@ def generate(
     settings = settings_from(data_dir=data_dir)
     where = options(target=target, data_dir=data_dir, tenant=tenant)
 
+    def check() -> None:
+        from services.gateway.validation import Models, image_count, validate
+
+        message = request_message(prompt, **fields)
+        validate(message, Models.of(served_cards(settings)), settings, tenant)
+        image_count(n, settings)
+
+    @contextlib.asynccontextmanager
+    async def connected() -> AsyncIterator[AsyncClient]:
+        found = connected_or_embedded(target, settings, tenant, console, data_dir=data_dir, check=check)
+        async with found as client:
+            await _check_unchanged(files, jobs, client)
+            yield client
+
     async def planned() -> list[JobView]:
-        async with connected_or_embedded(target, settings, tenant, console, data_dir=data_dir) as client:
-            await _check_unchanged(file, fields["from_job"], client)
+        async with connected() as client:
             return await client.plan(prompt, n=n, **fields)
 
     async def drawn() -> list[Picture]:
-        async with connected_or_embedded(target, settings, tenant, console, data_dir=data_dir) as client:
-            await _check_unchanged(file, fields["from_job"], client)
+        async with connected() as client:
             return await draw(client, prompt, fields, console, n=n, where=where, previews=previews)
 
     if dry_run:
@@ -204,16 +224,24 @@ def generate(
             continue
         if made:
             console.print(Text(f"created the folder {made}", style="dim"))
-        kind = "" if path.suffix or video else "PNG, "
-        console.print(Text(f"{path}  ({kind}{dimensions(picture.job)}, seed {picture.seed}, job {picture.job.id})"))
+        kind = ("" if path.suffix or video else "PNG, ") + dimensions(picture.job, scale)
+        console.print(Text(f"{path}  ({kind}, seed {picture.seed}, job {picture.job.id})"))
+        for name, file in clip.beside(picture.index, n):
+            console.print(Text(f"{file}  ({name})"))
     raise_all(failed)
 
 
-async def _check_unchanged(file: Path | None, job_id: str, client: AsyncClient) -> None:
-    """Raise InvalidRequestError if the file of --from, where one was given, holds another image than its job."""
-    if file is not None and not same_pixels(file, (await client.get_picture(job_id)).png):
-        rule = f"must be an unchanged image; to start from the image as it was generated: --from {job_id}"
-        raise InvalidRequestError("from", rule, file)
+def _file(text: str | None) -> Path | None:
+    """Return the file or folder that --from or --continue names; None for a job's id, which has no ending."""
+    return Path(text) if text and (Path(text).suffix or Path(text).exists()) else None
+
+
+async def _check_unchanged(files: Mapping[str, Path], jobs: Mapping[str, str], client: AsyncClient) -> None:
+    """Raise InvalidRequestError if a PNG file of --from or --continue holds other pixels than its job."""
+    for option, file in files.items():
+        if not same_pixels(file, (await client.get_picture(jobs[option])).png):
+            rule = f"must have unchanged pixels; to start from the job as it was generated: --{option} {jobs[option]}"
+            raise InvalidRequestError(option, rule, file)
 
 
 def _path(out: Path | None, job_id: str, index: int, n: int, video: bool = False) -> Path:

@@ -104,6 +104,8 @@ def show_job(
         if out is not None:
             made = clip.keep(await client.get_picture(job_id), out, 1, where)
             console.print(Text(f"{out}" + (f"  (created the folder {made})" if made else "")))
+            for name, file in clip.beside(0, 1):
+                console.print(Text(f"{file}  ({name})"))
 
     _ask(target, data_dir, tenant, shown)
 

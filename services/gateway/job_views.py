@@ -79,13 +79,14 @@ class Answers:
 @contextlib.contextmanager
 def _image_of(job: Job) -> Iterator[Result]:
     """Give the result of a job that has an image. Raises NotFoundError when there is none, or none any more."""
+    noun = job.request.modality.noun
     if job.result is None or not job.result.picture_key:
-        raise NotFoundError(f"job {job.id} is {job.state} and has no image; only a succeeded job has one")
+        raise NotFoundError(f"job {job.id} is {job.state} and has no {noun}; only a succeeded job has one")
     try:
         yield job.result
     except BlobMissingError as error:
         raise NotFoundError(
-            f"the image of job {job.id} expired after results_keep_s seconds; send its request again"
+            f"the {noun} of job {job.id} expired after results_keep_s seconds; send its request again"
         ) from error
 
 

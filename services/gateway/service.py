@@ -48,10 +48,7 @@ class GatewayService(GatewayServiceServicer):
         bounded = replace(context.backends, catalog=catalog.within(context.settings.catalog_timeout_s))
         self._context = context = replace(context, backends=bounded)
         cards = await asyncio.to_thread(_read_cards, context.settings)
-        images = of_images(cards)
-        video = next((card for name, card in cards.items() if name not in images), None)
-        large, *small = images
-        models = Models(images, large=large, small=small[0] if small else None, video=video)
+        models = Models.of(cards)
         self._hints = Hints(bus, self.name)
         self._roster = Roster(context.settings.report_s, cards)
         self._reports = await bus.subscribe([WorkerReported], self._reported)
@@ -70,7 +67,7 @@ class GatewayService(GatewayServiceServicer):
             lease_s=settings.lease_s,
             resend_s=settings.resend_s,
             clock=context.clock,
-            reroute=lambda: reroute(catalog, bus, images, self._assigned(cards)),
+            reroute=lambda: reroute(catalog, bus, models.cards, self._assigned(cards)),
         )
         if catalog.process_local:
             await self._sweeper.recover()

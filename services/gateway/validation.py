@@ -16,7 +16,7 @@ from shared.domain.errors import InvalidRequestError
 from shared.domain.ids import is_id
 from shared.domain.plan_rules import steps_at
 from shared.domain.types import Modality, Request, Size
-from shared.models.card import ModelCard
+from shared.models import ModelCard, of_images
 from shared.runtime.rpc_types import cache_from_proto, scope_from_proto, variation_from_proto
 from shared.runtime.settings import Settings
 
@@ -60,6 +60,14 @@ class Models:
     large: str
     small: str | None = None
     video: ModelCard | None = None
+
+    @classmethod
+    def of(cls, cards: Mapping[str, ModelCard]) -> Models:
+        """Return the roles of the cards of `served_cards`."""
+        images = of_images(cards)
+        large, *small = images
+        clips = (card for name, card in cards.items() if name not in images)
+        return cls(images, large, next(iter(small), None), next(clips, None))
 
     def choose_video(self, quality: str) -> ModelCard:
         """Return the card of the video model. Raises InvalidRequestError without one, and for another model's name."""
@@ -263,9 +271,7 @@ def _strength(message: pb.Request, steps: int) -> float:
         _check_text(field, getattr(message, field), _MAX_USER_CHARS)
     if not (message.from_job or message.continue_job):
         if message.HasField("strength"):
-            raise InvalidRequestError(
-                "strength", "needs a job or PNG to start from (field from_job, option --from)", message.strength
-            )
+            raise InvalidRequestError("strength", "needs from_job or continue_job", message.strength)
         return 1.0
     default = _STRENGTH if message.from_job else 1.0
     strength = message.strength if message.HasField("strength") else default
@@ -280,7 +286,7 @@ def _continue_job(message: pb.Request, frames: int) -> str:
     """Return the job whose clip goes on; empty for other requests."""
     named = message.continue_job
     if named and message.modality != pb.MODALITY_VIDEO:
-        raise InvalidRequestError("continue_job", "is for clips alone (modality video, option --video)", named)
+        raise InvalidRequestError("continue_job", "is for clips alone (modality video)", named)
     if named and message.from_job:
         raise InvalidRequestError("continue_job", "name from_job or continue_job, not both", named)
     if named and frames < 2:

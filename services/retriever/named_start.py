@@ -16,6 +16,7 @@ from shared.domain.types import (
     Candidate,
     Job,
     Lead,
+    Modality,
     ModelPlan,
     Plan,
     PlanSource,
@@ -39,8 +40,10 @@ async def source_of(request: Request, jobs: Jobs) -> Job:
     made = job.request
     if made.tenant != request.tenant or (made.scope is Scope.PRIVATE and made.user != request.user):
         raise _unknown(request)
+    if request.continue_job and made.modality is not Modality.VIDEO:
+        raise InvalidRequestError("continue_job", "must be the job of a clip; from_job begins with an image", job.id)
     if job.result is None or not job.result.picture_key:
-        said = f"job {job.id} is {job.state} and has no image; only a succeeded job has one"
+        said = f"job {job.id} is {job.state} and has no {made.modality.noun}; only a succeeded job has one"
         raise NotFoundError(f"{request.named_in}: {said}")
     if request.from_job and job.frames not in (1, request.frames):
         clips = "" if request.frames == 1 else f", or a clip of {request.frames} frames"
@@ -77,10 +80,11 @@ def from_named_job(question: Question, rules: Rules, source: Job, vector: Vector
     assert result is not None
     start = request.steps - steps_at(request.strength, request.steps)
     named = f"job {source.id}, which the request names"
+    starts = "the last frame" if request.continue_job else f"the {made.modality.noun}"
     begins = "" if lead is None else f" The clip begins with {_counted(lead.frames)} of that job."
     if start <= 0:
         if lead is None:
-            said = f"strength {request.strength:g} keeps nothing of the image of {named}."
+            said = f"strength {request.strength:g} keeps nothing of {starts} of {named}."
             return from_noise(question, rules, f"Generated from noise: {said}")
         held = f"Generated from noise after the last {_counted(lead.held)} of {named}.{begins}"
         return replace(from_noise(question, rules, held), capture_steps=(), lead=lead)
@@ -103,7 +107,7 @@ def from_named_job(question: Question, rules: Rules, source: Job, vector: Vector
         from_noise(
             question,
             rules,
-            f"Starts after {start} of {request.steps} steps from the image of {named}, at strength "
+            f"Starts after {start} of {request.steps} steps from {starts} of {named}, at strength "
             f"{request.strength:g}.{begins}",
         ),
         source=PlanSource.IMAGE,

@@ -43,6 +43,9 @@ def from_noise(
 ) -> Plan:
     """Return a plan from noise. start: the run; None: the cheapest one that keeps the quality."""
     start = start or starts_noise(question, rules, _varied(rules))[0]
+    if starts_noise(question, rules)[0].steps < start.steps:
+        results = f"{question.request.modality.noun}s of one prompt"
+        reason += f" T = {start.steps}, because no smaller T was measured to keep variety among {results}."
     plan = noise_plan(
         question.request,
         question.model,
@@ -61,6 +64,7 @@ def from_repeat(question: Question, entry: Entry, degraded: Sequence[str] = ()) 
     """Return the stored image of the same request (see shared.domain.exact_repeats). The plan names the model that
     generated the image. Where the request names no model, that may be another model than the one chosen for it."""
     steps = entry.compat.steps if question.request.steps_auto else question.request.steps
+    noun = question.request.modality.noun
     chosen = Candidate(
         entry_id=entry.id,
         kind="exact",
@@ -82,7 +86,7 @@ def from_repeat(question: Question, entry: Entry, degraded: Sequence[str] = ()) 
         noise_seed=question.request.seed,
         weights_hash=entry.compat.weights_hash,
         candidates=(chosen,),
-        reason="The same request with the same seed was generated before: its image is returned.",
+        reason=f"The same request with the same seed was generated before: its {noun} is returned.",
         root=entry.root_id,
         background_root=entry.background_root,
         degraded=tuple(degraded),

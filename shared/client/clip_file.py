@@ -74,17 +74,17 @@ class Playback:
             raise InvalidRequestError("resample", f"must be one of {', '.join(RESAMPLES)}", self.resample)
 
 
-def clip_format_of(path: Path) -> str:
-    """Return the format of a clip's file.
+def clip_format_of(path: Path, field: str = "out") -> str:
+    """Return the format of a clip's file. field: the option that names the file.
 
     Raises InvalidRequestError for another ending, and ConfigurationError where the format's package is missing.
     """
     if (name := FORMATS.get(path.suffix.lower())) is None:
         endings = ", ".join(filter(None, FORMATS))
-        raise InvalidRequestError("out", f"must end in one of {endings}, or name a folder without an ending", path)
+        raise InvalidRequestError(field, f"must end in one of {endings}, or name a folder without an ending", path)
     if name in CODECS and not _has_pyav():
         raise ConfigurationError(
-            f"out: a {path.suffix} file needs the Python package av, which is not installed; "
+            f"{field}: a {path.suffix} file needs the Python package av, which is not installed; "
             f"pip install 'afterimage[video]' brings it; .png, .gif and .webp work without it (got {str(path)!r})"
         )
     return name

@@ -9,11 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from shared.domain.errors import InvalidRequestError
 from shared.domain.types import Job
-from shared.runtime import animated_png
 
 if TYPE_CHECKING:
     from PIL import Image, PngImagePlugin
@@ -25,7 +22,7 @@ COMMENT_CHARS = 2000
 """Characters of one value in an EXIF block of 64 KiB; JSON takes up to 12 bytes per character."""
 CLIP_JOB = "clip"
 """Name of the metadata with the job of a clip, in images that show only some of its frames."""
-_EXIF_IFD, _USER_COMMENT = 0x8769, 0x9286
+EXIF_IFD, USER_COMMENT = 0x8769, 0x9286
 
 
 def format_of(path: Path, field: str = "out") -> str:
@@ -68,32 +65,6 @@ def write(path: Path, png: bytes, job: Job, model: str) -> None:
     path.write_bytes(encoded(png, facts_of(job, model), format_of(path)))
 
 
-def job_named_in(path: Path) -> str:
-    """Return the id of the job whose image this PNG file holds; raise InvalidRequestError for any other file."""
-    from PIL import Image
-
-    try:
-        with Image.open(path) as image:
-            known = image.info if image.format == "PNG" else {}
-    except OSError as error:
-        raise InvalidRequestError("from", f"cannot be read ({error})", path) from error
-    if isinstance(clip := known.get(CLIP_JOB), str):
-        raise InvalidRequestError("from", f"shows only a part of a clip; to start from the clip: --from {clip}", path)
-    if not isinstance(job := known.get("job"), str):
-        raise InvalidRequestError("from", "must be the id of a job, or a PNG file that Afterimage wrote", path)
-    return job
-
-
-def same_pixels(path: Path, png: bytes) -> bool:
-    """Return whether the file holds exactly this image, or exactly the frames of this clip; BlobCorruptError for a file
-    that cannot be read."""
-    from PIL import Image
-
-    with Image.open(path) as one:
-        alike = one.mode == "RGB"
-    return alike and np.array_equal(animated_png.decode(path.read_bytes()), animated_png.decode(png))
-
-
 def encoded(png: bytes, facts: Mapping[str, str], format_name: str) -> bytes:
     """Return the image in another format, JPEG and WebP at QUALITY, with `facts` as metadata.
 
@@ -126,5 +97,5 @@ def exif_of(facts: Mapping[str, str]) -> Image.Exif:
 
     exif = Image.Exif()
     said = json.dumps({name: value[:COMMENT_CHARS] for name, value in facts.items()})
-    exif.get_ifd(_EXIF_IFD)[_USER_COMMENT] = b"ASCII\0\0\0" + said.encode()
+    exif.get_ifd(EXIF_IFD)[USER_COMMENT] = b"ASCII\0\0\0" + said.encode()
     return exif

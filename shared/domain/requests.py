@@ -15,6 +15,11 @@ class Modality(StrEnum):
     IMAGE = "image"
     VIDEO = "video"
 
+    @property
+    def noun(self) -> str:
+        """The noun for a result."""
+        return "clip" if self is Modality.VIDEO else "image"
+
 
 class CacheMode(StrEnum):
     """Use of the cache by a request."""

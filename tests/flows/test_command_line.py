@@ -79,14 +79,17 @@ def test_generate_starts_an_instance_when_none_runs_and_the_next_one_finds_its_c
     job = ended.output.strip().removesuffix(")").rpartition(" ")[2]
     named = ("--from", job, "--strength", 0.4, "--steps", 10, "--cache", "read", "--data-dir", "data", "-o", "wolf.png")
     assert (
-        f"Started after step 6 of 10 from the image of job {job} (“a red fox”): 4 steps in"
+        f"Started after step 6 of 10 from job {job} (“a red fox”): 4 steps in"
         in run("generate", "a wolf", *named).output
     )
     of_file = run("generate", "a wolf", "--from", "deep/fox.png", *named[2:], "--dry-run").output
-    assert re.search(r"Would start after step 6 of 10 from the image of job \w+ \(“a red fox”\)", of_file)
+    assert re.search(r"Would start after step 6 of 10 from job \w+ \(“a red fox”\)", of_file)
     Image.new("RGB", (64, 64)).save("blank.png")
     refused = CliRunner().invoke(app, ["generate", "a wolf", "--from", "blank.png", "--data-dir", "data"])
-    assert "a PNG file that Afterimage wrote" in str(refused.exception)
+    assert "a file that Afterimage wrote" in str(refused.exception)
+    too_large = CliRunner().invoke(app, ["generate", "a wolf", "--size", "64x1000", "--data-dir", "data"])
+    assert "size: model 'large' generates" in str(too_large.exception)
+    assert "starting Afterimage" not in too_large.output, "the card states the limit; no start is needed"
 
     several = run("generate", "a boat", "-n", 2, "--steps", 2, "--cache", "off", "--data-dir", "data", "-o", "boat.jpg")
     assert re.search(r"boat-1.jpg  \(.*\n.*\n.*\n.*boat-2.jpg  \(64x64", several.output)
@@ -170,6 +173,37 @@ async def test_a_clip_leaves_previews_and_is_written_again_with_the_same_options
                 assert str(result.exception) == said
 
 
+async def test_a_file_of_a_clip_or_an_image_names_its_job(make: Make) -> None:
+    async with house(make(large="noop:?name=large", video="noop:?name=clips&frames=4")) as it:
+        where = ("--steps", 4, "--target", it.process.address)
+        for name in ("fox.png", "fox.jpg"):
+            await asyncio.to_thread(run, "generate", "a fox", "--seed", 1, "-o", name, *where)
+            ended = await asyncio.to_thread(run, "generate", "a wolf", "--from", name, "-o", "wolf.png", *where)
+            assert re.search(r"Started after step 1 of 4 from job \w+ \(“a fox”\)", ended.output)
+        first = await asyncio.to_thread(run, "generate", "--video", "a fox", "--seed", 1, "-o", "fox.mp4", *where)
+        repeat = await asyncio.to_thread(run, "generate", "--video", "a fox", "--seed", 1, "-o", "fox.webm", *where)
+        assert "was generated before: its clip is returned." in repeat.output
+        job = re.findall(r"job (\w+)\)", first.output)[0]
+        for name in ("fox.mp4", "fox.webm"):
+            ended = await asyncio.to_thread(
+                run, "generate", "--video", "a wolf", "--continue", name, "-o", "wolf.gif", *where
+            )
+            assert "64x64, 7 frames" in ended.output
+            ended = await asyncio.to_thread(
+                run, "generate", "--video", "a wolf", "--from", name, "-o", "wolf.webp", *where
+            )
+            assert "of 4 steps from the clip of job" in ended.output
+        assert f"from job {job}" in ended.output or "fox" in ended.output
+        for words, said in (
+            (("--video", "--continue", "fox.png"), r"continue_job: must be the job of a clip; from_job begins with an"),
+            (("--from", "fox.mp4"), r"from_job: must be the job of an image \(got"),
+        ):
+            refused = await asyncio.to_thread(
+                CliRunner().invoke, app, ["generate", "a wolf", *words, "--target", it.process.address]
+            )
+            assert re.search(said, str(refused.exception))
+
+
 async def test_clips_come_as_files_and_one_bad_file_costs_no_other(make: Make, tmp_path: Path) -> None:
     files = ("--poster", "fox.png", "--strip", "strip.webp", "--scale", 2)
     async with house(make(large="noop:", video="noop:?name=clips&frames=4")) as it:
@@ -177,7 +211,8 @@ async def test_clips_come_as_files_and_one_bad_file_costs_no_other(make: Make, t
         (tmp_path / "fox-1.apng").symlink_to("/proc/none/fox.apng")  # only the write finds out
         ask = ["generate", "--video", "a fox", "-n", 2, "--steps", 2, "-o", "fox.apng", *files, *where]
         ended = await asyncio.to_thread(CliRunner().invoke, app, [str(word) for word in ask])
-        assert "fox-2.apng  (64x64, 4 frames, seed" in ended.output
+        assert "fox-2.apng  (128x128, 4 frames, seed" in ended.output
+        assert "fox-2.png  (poster)\nstrip-2.webp  (strip)\n" in ended.output
         said = str(ended.exception)
         assert said.startswith("out: cannot write fox-1.apng (No such file or directory); fetch the clip again: ")
         again = shlex.split(said.partition("afterimage ")[2].replace("FILE", "again.apng"))

@@ -113,8 +113,8 @@ def page(rows: Sequence[Row]) -> str:
     for number, row in enumerate(rows, 1):
         request, plan = row.clip.job.request, row.clip.plan
         cards += (
-            f'<article><h2>{number}. {html.escape(request.prompt)}</h2>\n<video src="{number:02}.mp4" '
-            f'poster="{number:02}.jpg" autoplay loop muted playsinline controls width="256"></video>\n'
+            f'<article><video src="{number:02}.mp4" poster="{number:02}.jpg" autoplay loop muted playsinline controls>'
+            f"</video>\n<h2>{number}. {html.escape(request.prompt)}</h2>\n"
             f"<p><b>{html.escape(started(plan, row.steps))}</b>: {row.clip.steps_run} of {row.steps} steps run, "
             f"{row.seconds:.2f} s, {dimensions(row.clip.job)}, seed {request.seed}</p>\n"
             f"<p>{html.escape(plan.reason)}</p></article>\n"
@@ -129,12 +129,12 @@ _PAGE = """<!doctype html>
 :root {{ color-scheme: light dark; }}
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }}
 main {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(16rem, 1fr)); gap: 1.5rem; }}
-h2 {{ font-size: 1rem; margin: 0 0 .5rem; }} p {{ font-size: .85rem; margin: .3rem 0; }}
-video {{ border-radius: 6px; display: block; }}
+main {{ margin-top: 1.5rem; }} h2 {{ font-size: 1rem; margin: .5rem 0; }} p {{ font-size: .85rem; margin: .3rem 0; }}
+video {{ border-radius: 6px; display: block; width: 100%; }}
 </style></head><body>
 <h1>Afterimage</h1>
-<p>{clips} clips: <b>{steps_run} of {steps_total} steps</b> run, {stitched} stitched, {seconds:.1f} s.
-The cache was empty at the start.</p>
+<p>{clips} clips: <b>{steps_run} of {steps_total} steps</b> run, {seconds:.1f} s. The cache was empty at the start.
+{stitched} clips start from the object of one clip and the background of another.</p>
 <main>{cards}</main>
 </body></html>
 """

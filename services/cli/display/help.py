@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from shared.domain.errors import InvalidRequestError
 from shared.runtime.settings import Settings
 
 
@@ -49,7 +51,30 @@ class Command(_Flowing, TyperCommand):
 
 
 class Group(_Flowing, TyperGroup):
-    """A group of commands with flowing help."""
+    """A group of commands with flowing help, whose usage errors are one line like all other errors."""
+
+    def make_context(self, *arguments: Any, **named: Any) -> Any:
+        with _in_one_line():
+            return super().make_context(*arguments, **named)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _in_one_line():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _in_one_line() -> Iterator[None]:
+    """Raise InvalidRequestError for a usage error, which typer shows in a box of several lines."""
+    try:
+        yield
+    except typer.BadParameter.__bases__[0] as error:  # UsageError: click's, or that of the click inside newer typer
+        if type(error).__name__ == "NoArgsIsHelpError":  # prints the help
+            raise
+        usage: Any = error
+        if (param := getattr(usage, "param", None)) is not None and usage.message:
+            raise InvalidRequestError(param.opts[0].lstrip("-"), usage.message.rstrip(".")) from error
+        shown = f"; see `{usage.ctx.command_path} --help`" if usage.ctx else ""
+        raise InvalidRequestError("usage", usage.format_message().rstrip(".") + shown) from error
 
 
 def teach(app: typer.Typer) -> typer.Typer:

@@ -15,7 +15,7 @@ from services.cli.display.sources import chosen_model, chosen_pair, chosen_promp
 from services.cli.display.tables import WIDE, Column, fitted
 from shared.client import JobView, Picture
 from shared.domain.errors import AfterimageError, InvalidRequestError
-from shared.domain.types import Job, JobState, Modality, Plan, PlanSource
+from shared.domain.types import Job, JobState, Modality, Plan, PlanSource, Size
 
 
 def wide() -> Console:
@@ -39,16 +39,15 @@ class ProgressBars(Progress):
             super().stop()
 
 
-def dimensions(job: Job) -> str:
-    """Return the size of a job's image, 64x64, or of its clip, 64x64, 16 frames."""
-    if job.request.modality is not Modality.VIDEO:
-        return str(job.request.size)
-    return f"{job.request.size}, {counted(job.frames, 'frame')}"
+def dimensions(job: Job, scale: int = 1) -> str:
+    """Return the size of a job's image, 64x64, or of its clip, 64x64, 16 frames. scale: pixels per generated pixel."""
+    size = Size(job.request.size.width * scale, job.request.size.height * scale)
+    return f"{size}, {counted(job.frames, 'frame')}" if job.request.modality is Modality.VIDEO else str(size)
 
 
 def kind_of(view: JobView) -> str:
     """Return the noun for a job's result."""
-    return "clip" if view.job.request.modality is Modality.VIDEO else "image"
+    return view.job.request.modality.noun
 
 
 def where_it_started(view: JobView) -> str:
@@ -89,7 +88,7 @@ def _start(view: JobView) -> str:
     plan, steps = view.job.plan, view.job.plan.run_steps(view.job.request.steps)
     source, model = chosen_prompt(plan), chosen_model(plan)
     if named := view.job.request.named_job:
-        return f"step {plan.start_step} of {steps} from the image of job {named} (“{source}”)"
+        return f"step {plan.start_step} of {steps} from job {named} (“{source}”)"
     if (pair := chosen_pair(plan)) is not None:
         return f"step {plan.start_step} of {steps} from {pair}"
     said = f" from “{source}”" if source else ""

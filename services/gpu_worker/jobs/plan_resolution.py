@@ -89,7 +89,7 @@ def _raise_unusable(request: Request, error: AfterimageError) -> NoReturn:
     if passes(error):
         raise error
     named = f"{request.named_in} {request.named_job!r}"
-    raise AfterimageError(f"{named}: its image cannot be used: {error.outside}") from error
+    raise AfterimageError(f"{named}: its result cannot be used: {error.outside}") from error
 
 
 @dataclass(slots=True)

@@ -129,6 +129,6 @@ async def test_a_clip_that_cannot_go_on_is_refused(make: Make) -> None:
         assert longer.job.frames == 5
         row = await home.backends.catalog.jobs.get(clip.job.id)
         await home.backends.blobs.delete([row.result.picture_key])
-        lost = rf"continue_job '{clip.job.id}': its image cannot be used: blob .* not there"
+        lost = rf"continue_job '{clip.job.id}': its result cannot be used: blob .* not there"
         with pytest.raises(JobFailedError, match=lost):
             await home.client.generate("a wolf", **(named | {"frames": 2}))

@@ -92,7 +92,7 @@ async def test_a_source_that_cannot_be_used_is_named(settings: Settings) -> None
                 await it.client.generate("a wolf", user="ana", from_job=private.job.id, strength=strength)
         with pytest.raises(InvalidRequestError, match="strength: must run at least 1 of 10 steps"):
             await it.client.generate("a wolf", user="ana", steps=10, from_job=private.job.id, strength=0.01)
-        with pytest.raises(InvalidRequestError, match="strength: needs a job or PNG"):
+        with pytest.raises(InvalidRequestError, match="strength: needs from_job or continue_job"):
             await it.client.generate("a wolf", strength=0.5)
 
 
@@ -102,7 +102,7 @@ async def test_a_lost_source_fails_the_job_instead_of_starting_from_noise(settin
         row = await it.backends.catalog.jobs.get(fox.job.id)
         await it.backends.blobs.delete([row.result.picture_key])
         with pytest.raises(
-            JobFailedError, match=rf"from_job '{fox.job.id}': its image cannot be used: blob .* not there"
+            JobFailedError, match=rf"from_job '{fox.job.id}': its result cannot be used: blob .* not there"
         ):
             await it.client.generate("a wolf", steps=10, from_job=fox.job.id)
 

@@ -81,6 +81,8 @@ def test_another_image_of_a_prompt_takes_a_t_that_keeps_variety() -> None:
         rules = Rules(TableBound({}, noise=(5, 10), varied=(10,)), CARD.step_in, variety=variety)
         made = from_noise(question, rules, "")
         assert plan_of(options_of(question, rules, Found([]))).may_run == made.may_run
+        why = " T = 10, because no smaller T was measured to keep variety among images of one prompt."
+        assert made.reason == (why if made.run_steps(50) == 10 else "")
         return made.run_steps(50)
 
     assert [steps("A red fox.", user) for user in ("ada", "bob", "")] == [10, 10, 10]

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from services.cli.app import app
 from services.replay.policy import shipped
 from services.replay.simulated.bound import ROUNDS, TIGHTENING_ROUNDS
-from shared.domain.errors import AfterimageError
+from shared.domain.errors import AfterimageError, InvalidRequestError
 from shared.runtime import progress as remaining
 from tests.studies import written
 from tests.unit.cli.replays.conftest import TRACE
@@ -216,9 +216,8 @@ def test_every_shipped_policy_says_where_it_is_from() -> None:
 
 def test_a_seed_below_zero_is_refused() -> None:
     given = ["replay", TRACE, "--states", "9", "--seed", "-1"]
-    result = CliRunner().invoke(app, given)
-    assert result.exit_code == 2
-    assert "--seed" in result.output
+    with pytest.raises(InvalidRequestError, match=r"^seed: "):
+        CliRunner().invoke(app, given, catch_exceptions=False)
 
 
 def test_virtual_time_reports_latency_and_slo(tmp_path: Path) -> None:

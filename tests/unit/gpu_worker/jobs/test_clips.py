@@ -109,7 +109,7 @@ async def test_a_clip_that_goes_on_resumes_bit_identical_while_its_lead_is_there
 
         await bench.blobs.delete([lead.key])
         lost = await resumed_from(bench, at, plan, whole.plan, **named)
-        assert (lost.state, f"continue_job '{first.id}': its image cannot be used" in lost.error) == ("failed", True)
+        assert (lost.state, f"continue_job '{first.id}': its result cannot be used" in lost.error) == ("failed", True)
 
 
 async def test_clips_wait_apart_from_images_and_are_previewed_and_cancelled(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from shared.client.clip_file import (
     write_poster,
     write_strip,
 )
-from shared.client.image_file import job_named_in, same_pixels
+from shared.client.named_job import job_named_in, same_pixels
 from shared.domain.errors import BlobCorruptError, ConfigurationError, InvalidRequestError
 from shared.runtime.animated_png import Frames, decode
 
@@ -162,10 +162,24 @@ def test_a_part_of_a_clip_does_not_name_the_clip_as_its_job(tmp_path: Path) -> N
     write_clip(tmp_path / "frames", frames, FACTS, playback)
     write_poster(tmp_path / "poster.png", frames, FACTS, playback)
     write_strip(tmp_path / "strip.png", frames, FACTS, playback)
-    assert job_named_in(tmp_path / "clip.png") == "j1"
-    for part in ("poster.png", "strip.png", "frames/frame-0001.png"):
+    write_strip(tmp_path / "strip.jpg", frames, FACTS, playback)
+    assert job_named_in(tmp_path / "clip.png") == job_named_in(tmp_path / "frames") == "j1"
+    for part in ("poster.png", "strip.png", "strip.jpg", "frames/frame-0001.png"):
         with pytest.raises(InvalidRequestError, match=r"from: shows only a part of a clip; .* --from j1"):
             job_named_in(tmp_path / part)
+
+
+@pytest.mark.parametrize("ending", ["mp4", "webm", "gif", "webp", "apng"])
+def test_every_file_of_a_clip_names_its_job(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"fox.{ending}"
+    write_clip(path, moving(), FACTS, Playback(8, 2))
+    assert job_named_in(path) == "j1"
+    write_clip(path, moving(), {}, Playback(8))
+    path.with_name(f"torn.{ending}").write_text("no clip")
+    for name, said in (("fox", "must be the id of a job"), ("torn", "cannot be read"), ("gone", "cannot be read")):
+        with pytest.raises(InvalidRequestError, match=f"^continue: {said}") as refused:
+            job_named_in(tmp_path / f"{name}.{ending}", "continue")
+        assert "\n" not in str(refused.value)
 
 
 def test_a_clip_is_unchanged_only_with_every_frame(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from shared.client import Picture
-from shared.client.image_file import check_writable, job_named_in, same_pixels
+from shared.client.image_file import check_writable
+from shared.client.named_job import job_named_in, same_pixels
 from shared.domain.errors import InvalidRequestError
 from shared.domain.types import ModelPlan
 from tests.unit.cli.views import picture, png
@@ -87,13 +88,15 @@ def test_what_cannot_be_written_is_refused_and_nothing_is_left_behind(tmp_path: 
 
 
 def test_a_png_names_its_job_until_its_pixels_change(drawn: Picture, tmp_path: Path) -> None:
-    drawn.save(tmp_path / "fox.png")
-    drawn.save(tmp_path / "fox.webp")
-    assert job_named_in(tmp_path / "fox.png") == drawn.job.id
+    for name in ("fox.png", "fox.jpg", "fox.webp", "fox"):
+        drawn.save(tmp_path / name)
+        assert job_named_in(tmp_path / name) == drawn.job.id
+    assert same_pixels(tmp_path / "fox.jpg", drawn.png)  # keeps no exact pixels to compare
+    Image.new("RGB", (8, 8)).save(tmp_path / "other.jpg", comment=b"[1]")
     assert same_pixels(tmp_path / "fox.png", drawn.png)
     assert not same_pixels(tmp_path / "fox.png", png("blue"))
     (tmp_path / "bare.png").write_bytes(drawn.png)
     (tmp_path / "text.png").write_text("no image")
-    for wrong, said in (("fox.webp", "PNG file"), ("bare.png", "PNG file"), ("text.png", "read"), ("gone.png", "read")):
+    for wrong, said in (("other.jpg", "wrote"), ("bare.png", "wrote"), ("text.png", "read"), ("gone.png", "read")):
         with pytest.raises(InvalidRequestError, match=f"^from: .*{said}"):
             job_named_in(tmp_path / wrong)
