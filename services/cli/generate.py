@@ -60,8 +60,8 @@ _FROM = (
     "first frame of a clip. See --strength."
 )
 _STRENGTH = (
-    "Share of the steps that run after the start of --from, above 0 up to 1: less keeps more of it, and moves less. "
-    "Default: 0.8. With --continue: after the clip's last frame. Default: 1."
+    "Share of the steps that run after the start of --from, above 0 up to 1: less keeps more of it. Default: 0.8. With "
+    "--continue: after the clip's last frame. Default: 1. A clip moves more with more."
 )
 _PREVIEWS = (
     "New or empty folder for previews during the run: step-0010.png, … (animated for a clip). -: show the last preview "

@@ -180,10 +180,9 @@ async def test_a_file_of_a_clip_or_an_image_names_its_job(make: Make) -> None:
             await asyncio.to_thread(run, "generate", "a fox", "--seed", 1, "-o", name, *where)
             ended = await asyncio.to_thread(run, "generate", "a wolf", "--from", name, "-o", "wolf.png", *where)
             assert re.search(r"Started after step 1 of 4 from job \w+ \(“a fox”\)", ended.output)
-        first = await asyncio.to_thread(run, "generate", "--video", "a fox", "--seed", 1, "-o", "fox.mp4", *where)
+        await asyncio.to_thread(run, "generate", "--video", "a fox", "--seed", 1, "-o", "fox.mp4", *where)
         repeat = await asyncio.to_thread(run, "generate", "--video", "a fox", "--seed", 1, "-o", "fox.webm", *where)
         assert "was generated before: its clip is returned." in repeat.output
-        job = re.findall(r"job (\w+)\)", first.output)[0]
         for name in ("fox.mp4", "fox.webm"):
             ended = await asyncio.to_thread(
                 run, "generate", "--video", "a wolf", "--continue", name, "-o", "wolf.gif", *where
@@ -193,7 +192,6 @@ async def test_a_file_of_a_clip_or_an_image_names_its_job(make: Make) -> None:
                 run, "generate", "--video", "a wolf", "--from", name, "-o", "wolf.webp", *where
             )
             assert "of 4 steps from the clip of job" in ended.output
-        assert f"from job {job}" in ended.output or "fox" in ended.output
         for words, said in (
             (("--video", "--continue", "fox.png"), r"continue_job: must be the job of a clip; from_job begins with an"),
             (("--from", "fox.mp4"), r"from_job: must be the job of an image \(got"),

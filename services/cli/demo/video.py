@@ -130,11 +130,11 @@ _PAGE = """<!doctype html>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }}
 main {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(16rem, 1fr)); gap: 1.5rem; }}
 main {{ margin-top: 1.5rem; }} h2 {{ font-size: 1rem; margin: .5rem 0; }} p {{ font-size: .85rem; margin: .3rem 0; }}
-video {{ border-radius: 6px; display: block; width: 100%; }}
+video {{ border-radius: 6px; display: block; outline: 1px solid #8884; width: 100%; }}
 </style></head><body>
 <h1>Afterimage</h1>
 <p>{clips} clips: <b>{steps_run} of {steps_total} steps</b> run, {seconds:.1f} s. The cache was empty at the start.
-{stitched} clips start from the object of one clip and the background of another.</p>
+{stitched} started from the object of one clip and the background of another.</p>
 <main>{cards}</main>
 </body></html>
 """

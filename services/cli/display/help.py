@@ -13,6 +13,9 @@ from typer.core import TyperCommand, TyperGroup
 from shared.domain.errors import InvalidRequestError
 from shared.runtime.settings import Settings
 
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+"""click's, or that of the copy of click inside newer versions of typer."""
+
 
 def setting(name: str, *flags: str) -> Any:
     """Return an option that is described by the setting of this name."""
@@ -67,7 +70,7 @@ def _in_one_line() -> Iterator[None]:
     """Raise InvalidRequestError for a usage error, which typer shows in a box of several lines."""
     try:
         yield
-    except typer.BadParameter.__bases__[0] as error:  # UsageError: click's, or that of the click inside newer typer
+    except _UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # prints the help
             raise
         usage: Any = error
