@@ -33,7 +33,7 @@ def job_named_in(path: Path, field: str = "from") -> str:
     return named
 
 
-def _facts_in(path: Path, field: str) -> Mapping[str, Any]:
+def _facts_in(path: Path, field: str) -> Mapping[Any, Any]:
     """Return the metadata that the writers of image_file and clip_file gave the file; empty without any."""
     from PIL import Image
 
