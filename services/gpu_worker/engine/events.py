@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.gpu_worker.engine.noises import Noise
 from services.gpu_worker.engine.rows import Latent, Pixels
 
 
@@ -36,8 +37,8 @@ class LatentCaptured:
     id: str
     step: int
     latent: Latent
-    noises: tuple[int, ...] = ()
-    """Seeds of the noises that the latent carries; empty: unknown."""
+    noises: tuple[Noise, ...] = ()
+    """Noises that the latent carries; empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +49,7 @@ class Checkpointed:
     step: int
     latent: Latent
     generator_state: bytes
-    noises: tuple[int, ...] = ()
+    noises: tuple[Noise, ...] = ()
     previous: Latent | None = None
     """History of a multistep sampler, see FromCheckpoint."""
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from services.gpu_worker.engine.held import Held
+from services.gpu_worker.engine.noises import Noise
 from services.gpu_worker.engine.samplers import Position, Sampler, Schedule
 from shared.domain.truncation import of_negative
 from shared.domain.types import Size
@@ -38,8 +39,8 @@ class FromState:
     fresh_noise: float = 0.0
     """Share of the state's noise that the first step replaces by noise of `noise_seed` (Sampler.step)."""
     noise_seed: int = 0
-    noises: tuple[int, ...] = ()
-    """Seeds of the noises that the state carries; empty: unknown."""
+    noises: tuple[Noise, ...] = ()
+    """Noises that the state carries; empty: unknown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +61,8 @@ class FromCheckpoint:
     latent: Latent
     step: int
     generator_state: bytes
-    noises: tuple[int, ...] = ()
-    """Seeds of the noises that the latent carries; empty: unknown."""
+    noises: tuple[Noise, ...] = ()
+    """Noises that the latent carries; empty: unknown."""
     previous: Latent | None = None
     """History of a multistep sampler: the clean latent that the model predicted in the step before."""
 
@@ -143,8 +144,8 @@ class Row:
     generator: torch.Generator
     renew: float = 0.0
     """Share of the noise that the next step replaces; 0 again after that step."""
-    noises: tuple[int, ...] = ()
-    """Seeds whose `first_noise` the latent carries; empty: unknown."""
+    noises: tuple[Noise, ...] = ()
+    """Noises that the latent carries; empty: unknown."""
     windows: tuple[int, int] = NO_WINDOWS
     """FreeNoise's window and stride in frames, see draw_noise."""
     previous: Tensor | None = None
@@ -215,8 +216,8 @@ def first_noise(seed: int, shape: Sequence[int], windows: tuple[int, int] = NO_W
     return draw_noise(shape, generator_of(seed), windows)
 
 
-def carried_noises(task: Task, schedule: Schedule) -> tuple[int, ...]:
-    """Return the seeds of the noises that a task's states carry; empty where a noise is not the first of any seed."""
+def carried_noises(task: Task, schedule: Schedule) -> tuple[Noise, ...]:
+    """Return the noises that a task's states carry; empty where a noise is not the first of any seed."""
     if schedule.renewed.any():
         return ()
     match task.start:

@@ -14,6 +14,7 @@ from PIL import Image
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from services.gpu_worker.engine.noises import Noise, cells_of, noise_within, seed_of
 from services.gpu_worker.engine.rows import NO_WINDOWS, FromCheckpoint, Latent, Pixels
 from services.gpu_worker.jobs import keyframes
 from services.gpu_worker.jobs.keyframes import Base, Keyframes
@@ -33,10 +34,10 @@ PREVIEW_FRAMES = 16
 class Codec(Protocol):
     """Conversion of a latent (C, h, w) or (C, F, h, w) float32 to bytes and back."""
 
-    def encode(self, latent: Latent, noises: Sequence[int], windows: tuple[int, int]) -> bytes: ...
+    def encode(self, latent: Latent, noises: Sequence[Noise], windows: tuple[int, int]) -> bytes: ...
     def decode(self, data: bytes) -> Latent: ...
-    def noises(self, data: bytes) -> tuple[int, ...]:
-        """Return the seeds of the noises that the state carries; empty: unknown."""
+    def noises(self, data: bytes) -> tuple[Noise, ...]:
+        """Return the noises that the state carries; empty: unknown."""
         ...
 
 
@@ -47,13 +48,13 @@ class Plain:
     pack: Callable[[Latent], Arrays]
     unpack: Callable[[Arrays], Latent]
 
-    def encode(self, latent: Latent, noises: Sequence[int], windows: tuple[int, int]) -> bytes:
+    def encode(self, latent: Latent, noises: Sequence[Noise], windows: tuple[int, int]) -> bytes:
         return save(self.pack(latent))
 
     def decode(self, data: bytes) -> Latent:
         return self.unpack(load(data))
 
-    def noises(self, data: bytes) -> tuple[int, ...]:
+    def noises(self, data: bytes) -> tuple[Noise, ...]:
         return ()
 
 
@@ -138,9 +139,9 @@ CODECS: dict[str, Codec] = {
 
 
 def encode_state(
-    latent: Latent, codec: str, noises: Sequence[int] = (), windows: tuple[int, int] = NO_WINDOWS
+    latent: Latent, codec: str, noises: Sequence[Noise] = (), windows: tuple[int, int] = NO_WINDOWS
 ) -> bytes:
-    """Encode (C, h, w) or (C, F, h, w) float32. noises: seeds of the noises that the latent carries; empty: unknown.
+    """Encode (C, h, w) or (C, F, h, w) float32. noises: those that the latent carries; empty: unknown.
     windows: how these noises repeat (draw_noise).
 
     Raises ConfigurationError for an unknown codec.
@@ -182,8 +183,8 @@ def decode_run(coded: Mapping[int, tuple[bytes, str]]) -> dict[int, Latent]:
     return {k: decode_state(*one, bases[k]) for k, one in coded.items()}
 
 
-def noises_of(data: bytes, codec: str) -> tuple[int, ...]:
-    """Return the seeds of the noises that a state's bytes name; empty: unknown."""
+def noises_of(data: bytes, codec: str) -> tuple[Noise, ...]:
+    """Return the noises that a state's bytes name; empty: unknown."""
     return codec_named(codec).noises(data)
 
 
@@ -213,7 +214,7 @@ def encode_checkpoint(
     step: int,
     generator_state: bytes,
     plan: Plan,
-    noises: Sequence[int] = (),
+    noises: Sequence[Noise] = (),
     previous: Latent | None = None,
 ) -> bytes:
     """Encode everything that the rest of a run depends on, lossless, with the plan as run (docs/architecture.md,
@@ -223,8 +224,10 @@ def encode_checkpoint(
         "generator": np.frombuffer(generator_state, dtype=np.uint8),
         "step": np.array([step], dtype=np.int64),
         "plan": np.frombuffer(to_json(plan), dtype=np.uint8),
-        "noises": np.array(noises, dtype=np.int64),
+        "noises": np.array([seed_of(one) for one in noises], dtype=np.int64),
     }
+    if not all(isinstance(one, int) for one in noises):
+        arrays["cells"] = np.array([cells_of(one, latent[0].size) for one in noises])
     if previous is not None:
         arrays["previous"] = np.ascontiguousarray(previous, dtype=np.float32)
     return save(arrays)
@@ -235,7 +238,9 @@ def decode_checkpoint(data: bytes) -> tuple[FromCheckpoint, Plan]:
     try:
         arrays = load(data)
         step, generator = int(arrays["step"][0]), arrays["generator"].tobytes()
-        noises = tuple(arrays["noises"].tolist()) if "noises" in arrays else ()  # older checkpoints name none
+        seeds = arrays["noises"].tolist() if "noises" in arrays else []  # older checkpoints name none
+        cells = arrays.get("cells", np.ones((len(seeds), 1), np.bool_))
+        noises = tuple(noise_within(*one) for one in zip(seeds, cells, strict=True))
         latent = arrays["latent"].astype(np.float32)
         start = FromCheckpoint(latent, step, generator, noises, arrays.get("previous"))
         return start, from_json(Plan, arrays["plan"].tobytes())

@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from services.gpu_worker.engine.noises import Noise
 from services.gpu_worker.engine.rows import Latent
 from shared.domain.errors import ModelError
 
@@ -60,7 +61,7 @@ class Keyframes:
     least: float = 0.995
     """Least similarity of each frame after decoding to the frame as it was (§6.2.4); other frames are stored."""
 
-    def encode(self, latent: Latent, noises: Sequence[int], windows: tuple[int, int]) -> bytes:
+    def encode(self, latent: Latent, noises: Sequence[Noise], windows: tuple[int, int]) -> bytes:
         """Encode a state alone: it needs no other."""
         return self.encode_run({1: latent})[1]
 
@@ -141,7 +142,7 @@ class Keyframes:
         latent: Latent = frames[part.source].reshape(-1, shape[0], *shape[-2:]).swapaxes(0, 1)
         return np.ascontiguousarray(latent.reshape(shape))
 
-    def noises(self, data: bytes) -> tuple[int, ...]:
+    def noises(self, data: bytes) -> tuple[Noise, ...]:
         return ()
 
 

@@ -17,7 +17,7 @@ from services.gpu_worker.jobs import checkpoints
 from services.gpu_worker.jobs.codecs import INLINE_BYTES, decode_checkpoint, needed_by
 from services.gpu_worker.jobs.outputs import state_key_beside
 from services.gpu_worker.jobs.starts import lead_of, start_of, task_of
-from services.gpu_worker.jobs.stitching import mask_part, state_part, stitch
+from services.gpu_worker.jobs.stitching import mask_part, start_of_pair, state_part
 from shared.blobs import Blobs
 from shared.blobs.ahead import ReadAhead
 from shared.catalog import Entries
@@ -166,9 +166,8 @@ class _Preparation:
             raise
 
     async def _start_pair(self, plan: Plan, family: Family) -> Start:
-        """Read both states, their bases and both masks, and stitch them (FlexCache §4.2.2). A stitched latent carries
-        no seed's noise as it was drawn, so the start names none. Raises as `_start` does, once every lost blob is
-        noted."""
+        """Read both states, their bases and both masks, and stitch them (FlexCache §4.2.2). Raises as `_start` does,
+        once every lost blob is noted."""
         sources = plan.sources
         if len(sources) != 2:
             raise ModelError(f"a stitched plan must name two sources (got {len(sources)})")
@@ -182,9 +181,7 @@ class _Preparation:
         )
         if failed := [one for one in parts if isinstance(one, BaseException)]:
             raise failed[0]
-        ours, theirs, (thing, _), (_, place) = parts
-        start = FromState(stitch(ours, theirs, thing, place), plan.start_step, plan.fresh_noise, plan.noise_seed)
-        return self._fitting(start, plan, family, plan.state_key)
+        return self._fitting(start_of_pair(plan, *parts), plan, family, plan.state_key)
 
     async def _part(self, key: str, sha256: str, decode: Callable[..., Any], codec: str = "") -> Any:
         """Read and decode one blob of a pair, a state with its base; note its key where it is gone or corrupt."""

@@ -18,14 +18,19 @@ does not: .955, .906, .899 and .989 at T = 5, with less contrast.
 In a clip's state (C, F, h, w) every frame is stored like an image: with its own averages and quantisers. The codecs
 `residual-2x2x2` and `residual-4x2x2` average over 2 and 4 adjacent frames too; for images they are `residual`.
 
+A stitched latent has the noise of one run in some cells, and of another run in the others (FlexCache §4.2.2). Its
+states carry the seeds of both, and the cells of each noise.
+
 Layout; a varint holds 7 bits a byte, least significant first, and bit 7 is set where more follow:
 
     1 byte       version: 1 for an image, 2 for a clip, 3 for a clip with FreeNoise; 4 and 5: as 2 and 3, with averages
-                 over several frames
+                 over several frames; 16 more where noises have cells of their own
     1 byte       bits 0-1: log2 of a cell's side; bits 2-4: bits per average, less one; bits 5-7: number of noises
     varints      C, h, w of an image; C, F, h, w of a clip; C, F, h, w, window, stride with FreeNoise (draw_noise);
                  then the frames of an average in versions 4 and 5
     per noise    seed (varint), c (int8, in 1/64)
+    cells        only in versions from 16: number of bytes (varint) and zlib stream of each noise's cells, one bit per
+                 cell by frame and row, most significant bit first; those of the noise before are subtracted (XOR)
     bytes        step of the quantiser of each channel (in a clip of each frame, or average of frames, of each channel):
                  0 for zeros, else 2 ** ((byte - 128) / 8)
     the rest     level of each average, by channel, frame and row, most significant bit first
@@ -37,7 +42,8 @@ A 4×16×16 state with one 32-bit seed has 15 + 96 bytes as `residual` and 15 + 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -45,19 +51,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from services.gpu_worker.engine.noises import Noise, cells_of, noise_within, seed_of
 from services.gpu_worker.engine.rows import NO_WINDOWS, Latent, first_noise
 from shared.domain.errors import ConfigurationError, ModelError
 
 NUMBERS = {1: (3, 0, 0), 2: (4, 0, 0), 3: (4, 2, 0), 4: (4, 0, 1), 5: (4, 2, 1)}
 """Numbers in the header by version: sides of the latent, window and stride, frames of an average."""
 MOST_NOISES = 7
-"""A state with more seeds keeps those with the largest weights."""
+"""A state with more noises keeps those that add most to it."""
+WITH_CELLS = 16
+"""Added to the version where noises have cells of their own."""
 C_UNIT = 64
 GAIN = 0.7
 Cell = tuple[int, int, int]
 """Frames, rows and columns of an average."""
-Draw = Callable[[int], npt.NDArray[np.float32]]
-"""The first noise of a seed, of the latent's shape."""
+Draw = Callable[[Noise], npt.NDArray[np.float32]]
+"""A noise, of the latent's shape; zero outside its cells."""
 SEED, DRAWN = 2026, (-0.183910, 0.729640, 0.624167, 0.122535)
 """The first of 24 numbers that torch 2.13 draws for this seed."""
 
@@ -71,7 +80,7 @@ class Residual:
     bits: int
     frames: int = 1
 
-    def encode(self, latent: Latent, noises: Sequence[int], windows: tuple[int, int]) -> bytes:
+    def encode(self, latent: Latent, noises: Sequence[Noise], windows: tuple[int, int]) -> bytes:
         if not np.isfinite(latent).all():
             raise ModelError("a state must have finite values to be stored")
         draw = partial(_noise, shape=latent.shape, windows=windows)
@@ -85,10 +94,11 @@ class Residual:
         repeats, several = () if windows == NO_WINDOWS else windows, (frames,) if frames > 1 else ()
         form = latent.ndim, len(repeats), len(several)
         version = next(version for version, known in NUMBERS.items() if known == form)
-        head = bytes([version, side.bit_length() - 1 | bits - 1 << 2 | len(weights) << 5])
+        cells = b"" if all(isinstance(one, int) for one in weights) else _packed_cells(weights, latent[0].size)
+        head = bytes([version + WITH_CELLS * bool(cells), side.bit_length() - 1 | bits - 1 << 2 | len(weights) << 5])
         head += b"".join(_varint(number) for number in (*latent.shape, *repeats, *several))
-        head += b"".join(_varint(seed) + c.to_bytes(1, "big", signed=True) for seed, c in weights.items())
-        return head + steps.tobytes() + _packed(levels, bits)
+        head += b"".join(_varint(seed_of(one)) + c.to_bytes(1, "big", signed=True) for one, c in weights.items())
+        return head + cells + steps.tobytes() + _packed(levels, bits)
 
     def decode(self, data: bytes) -> Latent:
         """Raise ValueError or IndexError for bytes that are not such a state."""
@@ -108,8 +118,8 @@ class Residual:
         latent: Latent = (coarse + _mixed(head.weights, head.shape, draw)).astype(np.float32)
         return latent
 
-    def noises(self, data: bytes) -> tuple[int, ...]:
-        """Return the seeds that a state carries."""
+    def noises(self, data: bytes) -> tuple[Noise, ...]:
+        """Return the noises that a state carries."""
         return tuple(_Head.read(data).weights)
 
 
@@ -121,20 +131,21 @@ class _Head:
     shape: tuple[int, ...]
     windows: tuple[int, int]
     """Window and stride of FreeNoise, see draw_noise."""
-    weights: dict[int, int]
-    """c in 1/64 by seed."""
+    weights: dict[Noise, int]
+    """c in 1/64 by noise."""
     end: int
     """Index of the first byte after the weights."""
 
     @classmethod
     def read(cls, data: bytes) -> _Head:
-        if data[0] not in NUMBERS:
-            raise ValueError(f"version must be one of {', '.join(map(str, NUMBERS))} (got {data[0]})")
-        at, numbers, weights = 2, list[int](), dict[int, int]()
-        for _ in range(sum(NUMBERS[data[0]])):
+        version = data[0] & ~WITH_CELLS
+        if version not in NUMBERS:
+            raise ValueError(f"version must be one of {', '.join(map(str, NUMBERS))} (got {version})")
+        at, numbers, weights = 2, list[int](), dict[Noise, int]()
+        for _ in range(sum(NUMBERS[version])):
             number, at = _read_varint(data, at)
             numbers.append(number)
-        sides, repeats, several = NUMBERS[data[0]]
+        sides, repeats, several = NUMBERS[version]
         window, stride = numbers[4:6] if repeats else NO_WINDOWS
         frames = numbers[-1] if several else 1
         if frames < 1:
@@ -145,32 +156,57 @@ class _Head:
             seed, at = _read_varint(data, at)
             weights[seed] = int.from_bytes(data[at : at + 1], "big", signed=True)
             at += 1
+        if data[0] & WITH_CELLS:
+            weights, at = _with_cells(weights, data, at, math.prod(numbers[1:sides]))
         side, bits = 1 << (data[1] & 3), (data[1] >> 2 & 7) + 1
         return cls((frames, side, side), bits, tuple(numbers[:sides]), (window, stride), weights, at)
 
 
-def _fitted(latent: Latent, seeds: Sequence[int], draw: Draw) -> dict[int, int]:
-    """Return c in 1/64 by seed: the least-squares weights of the seeds' noises in the latent."""
-    if not seeds:
+def _packed_cells(noises: Iterable[Noise], cells: int) -> bytes:
+    bits = np.packbits([cells_of(one, cells) for one in noises], axis=1)
+    bits[1:] ^= bits[:-1].copy()  # two noises that share the cells between them cost the bits of one
+    stream = zlib.compress(bits.tobytes(), 9)
+    return _varint(len(stream)) + stream
+
+
+def _with_cells(weights: dict[Noise, int], data: bytes, at: int, cells: int) -> tuple[dict[Noise, int], int]:
+    """Return the weights by noise within its cells, and the index after the cells."""
+    size, at = _read_varint(data, at)
+    wanted = len(weights) * -(-cells // 8)
+    stream = zlib.decompressobj()
+    bits = stream.decompress(data[at : at + size], wanted + 1)  # no more memory than the shape needs
+    if len(bits) != wanted or not stream.eof:
+        raise ValueError(f"{len(weights)} noises must have {wanted} bytes of cells (got {len(bits)})")
+    rows = np.bitwise_xor.accumulate(np.frombuffer(bits, np.uint8).reshape(len(weights), -1))
+    within = np.unpackbits(rows, axis=1, count=cells).astype(np.bool_)
+    named = zip(weights.items(), within, strict=True)
+    return {noise_within(seed_of(one), some): c for (one, c), some in named}, at + size
+
+
+def _fitted(latent: Latent, noises: Sequence[Noise], draw: Draw) -> dict[Noise, int]:
+    """Return c in 1/64 by noise: the least-squares weights of the noises in the latent."""
+    if not noises:
         return {}
-    drawn = np.stack([draw(seed).ravel() for seed in seeds], axis=1)
+    drawn = np.stack([draw(one).ravel() for one in noises], axis=1)
     found = np.linalg.lstsq(drawn, latent.ravel(), rcond=None)[0]
-    if len(seeds) > MOST_NOISES:
-        return _fitted(latent, [seeds[i] for i in sorted(np.argsort(-np.abs(found))[:MOST_NOISES])], draw)
+    if len(noises) > MOST_NOISES:
+        added = np.abs(found) * np.linalg.norm(drawn, axis=0)
+        return _fitted(latent, [noises[i] for i in sorted(np.argsort(-added)[:MOST_NOISES])], draw)
     weights = np.round(found * C_UNIT).clip(-128, 127).astype(int).tolist()
-    return {seed: c for seed, c in zip(seeds, weights, strict=True) if c}
+    return {one: c for one, c in zip(noises, weights, strict=True) if c}
 
 
-def _raised(weights: dict[int, int], latent: Latent, cell: Cell, draw: Draw) -> dict[int, int]:
+def _raised(weights: dict[Noise, int], latent: Latent, cell: Cell, draw: Draw) -> dict[Noise, int]:
     """Raise the weights until their noise has GAIN times the standard deviation of the lost detail more than before."""
     if not weights or cell == (1, 1, 1):
         return weights
     rest = latent - _mixed(weights, latent.shape, draw)
     coarse = _spread(_averaged(rest, cell), cell, latent.shape)
     lost = float(np.sqrt(((rest - coarse) ** 2).mean()))
-    length = math.hypot(*weights.values()) / C_UNIT
+    shares = [cells_of(one, latent[0].size).mean() for one in weights]
+    length = math.hypot(*(c * share**0.5 for c, share in zip(weights.values(), shares, strict=True))) / C_UNIT
     factor = 1 + GAIN * lost / length
-    return {seed: min(max(round(c * factor), -128), 127) for seed, c in weights.items()}
+    return {one: min(max(round(c * factor), -128), 127) for one, c in weights.items()}
 
 
 def _spread(averages: npt.NDArray[Any], cell: Cell, shape: tuple[int, ...]) -> npt.NDArray[Any]:
@@ -180,17 +216,17 @@ def _spread(averages: npt.NDArray[Any], cell: Cell, shape: tuple[int, ...]) -> n
     return averages[tuple(slice(side) for side in shape)]
 
 
-def _mixed(weights: dict[int, int], shape: tuple[int, ...], draw: Draw) -> npt.NDArray[np.float32]:
+def _mixed(weights: dict[Noise, int], shape: tuple[int, ...], draw: Draw) -> npt.NDArray[np.float32]:
     mixed = np.zeros(shape, np.float32)
-    for seed, c in weights.items():
-        mixed += np.float32(c / C_UNIT) * draw(seed)
+    for one, c in weights.items():
+        mixed += np.float32(c / C_UNIT) * draw(one)
     return mixed
 
 
-def _noise(seed: int, shape: tuple[int, ...], windows: tuple[int, int]) -> npt.NDArray[np.float32]:
+def _noise(noise: Noise, shape: tuple[int, ...], windows: tuple[int, int]) -> npt.NDArray[np.float32]:
     _check_generator()
-    drawn: npt.NDArray[np.float32] = first_noise(seed, shape, windows).numpy()
-    return drawn
+    drawn: npt.NDArray[np.float32] = first_noise(seed_of(noise), shape, windows).numpy()
+    return drawn if isinstance(noise, int) else drawn * cells_of(noise, math.prod(shape[1:])).reshape(shape[1:])
 
 
 @cache

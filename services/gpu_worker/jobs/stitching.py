@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from services.gpu_worker.engine.rows import Latent
-from services.gpu_worker.jobs.codecs import decode_state
+from services.gpu_worker.engine.noises import Noise, stitched_noises
+from services.gpu_worker.engine.rows import FromState, Latent
+from services.gpu_worker.jobs.codecs import decode_state, noises_of
 from shared.domain.errors import BlobCorruptError
 from shared.domain.masks import Bits, unpack
+from shared.domain.types import Plan
+
+
+class StatePart(NamedTuple):
+    """One state of a pair."""
+
+    latent: Latent
+    noises: tuple[Noise, ...]
+    """Noises that the state carries; empty: unknown."""
+
+
+def start_of_pair(
+    plan: Plan,
+    object_state: StatePart,
+    background_state: StatePart,
+    object_masks: tuple[Bits, Bits],
+    background_masks: tuple[Bits, Bits],
+) -> FromState:
+    """Return the start that a stitched plan names, from both states and the masks of both entries. It carries the
+    noises of both states, each in the cells that come from its state. Raises BlobCorruptError as `stitch` does."""
+    latent = stitch(object_state.latent, background_state.latent, object_masks[0], background_masks[1])
+    taken = taken_cells(object_masks[0], background_masks[1]).ravel()
+    noises = stitched_noises(taken, object_state.noises, background_state.noises)
+    return FromState(latent, plan.start_step, plan.fresh_noise, plan.noise_seed, noises)
 
 
 def stitch(object_state: Latent, background_state: Latent, object_mask: Bits, background_mask: Bits) -> Latent:
@@ -31,25 +56,27 @@ def stitch(object_state: Latent, background_state: Latent, object_mask: Bits, ba
             "two states and their masks must fit together (got shapes "
             f"{object_state.shape}, {background_state.shape}, {object_mask.shape}, {background_mask.shape})"
         )
-    taken = (object_mask | ~background_mask).reshape(object_state.shape[1:])
+    taken = taken_cells(object_mask, background_mask).reshape(object_state.shape[1:])
     stitched: Latent = np.where(taken, object_state, background_state)
     return stitched
 
 
-def state_part(blob: bytes, codec: str, shape: tuple[int, ...], base: bytes = b"") -> Latent:
+def taken_cells(object_mask: Bits, background_mask: Bits) -> Bits:
+    """Return the cells that come from the object's state, (F, h, w)."""
+    return object_mask | ~background_mask
+
+
+def state_part(blob: bytes, codec: str, shape: tuple[int, ...], base: bytes = b"") -> StatePart:
     """Return one state of a pair. base: the bytes of the state that this one needs.
 
     Raises BlobCorruptError for bytes that are no state of this shape.
     """
-    return _of_shape(decode_state(blob, codec, base), shape)
+    latent = decode_state(blob, codec, base)
+    if latent.shape != shape:
+        raise BlobCorruptError(f"a part of a pair must have shape {shape} (got {latent.shape})")
+    return StatePart(latent, noises_of(blob, codec))
 
 
 def mask_part(blob: bytes, shape: tuple[int, ...]) -> tuple[Bits, Bits]:
     """Return the masks of one entry, (F, h, w). Raises BlobCorruptError for bytes that are no masks of this shape."""
     return unpack(blob, shape)
-
-
-def _of_shape(array: Any, shape: tuple[int, ...]) -> Any:
-    if array.shape != shape:
-        raise BlobCorruptError(f"a part of a pair must have shape {shape} (got {array.shape})")
-    return array

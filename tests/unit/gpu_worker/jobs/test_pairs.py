@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.gpu_worker.engine.rows import FromState
-from services.gpu_worker.jobs.codecs import decode_state, encode_png, encode_state, needed_by
+from services.gpu_worker.engine.noises import noise_within, seed_of
+from services.gpu_worker.engine.rows import NO_WINDOWS, FromState, first_noise
+from services.gpu_worker.jobs import residual
+from services.gpu_worker.jobs.codecs import decode_state, encode_png, encode_state, needed_by, noises_of
 from services.gpu_worker.jobs.outputs import state_key_beside
-from services.gpu_worker.jobs.stitching import stitch
+from services.gpu_worker.jobs.stitching import stitch, taken_cells
 from shared.domain.masks import MASK_STEP, Mask, mask_key, pack
 from shared.domain.messages import GenerateImage, StateLost, StateUsed, lane_of
 from shared.domain.types import Entry, Job, Modality, Plan, PlanSource, Size, Source
@@ -210,10 +212,66 @@ async def test_a_pair_of_key_frames_reads_the_base_of_each_state(clips: Path, tm
         again = redraw(family, job.request, job.plan, start=FromState(latent, step))
         assert encode_png(again.pixels, family.card.frames.fps) == await bench.blobs.get(job.result.picture_key)
         # without its base, the background's state is a hole of its own entry, as is the base
-        await bench.blobs.delete([bases[1]])
+        base = next(state for state in theirs.states if not state.needs)
+        for corrupt in (True, False):
+            bench.facts.clear()
+            if corrupt:
+                await bench.blobs.put(bases[1], b"garbage")
+            else:
+                await bench.blobs.delete([bases[1]])
+            job = await clip(bench, plan, seed=3)
+            assert job.result is not None, job.error
+            assert (job.plan.source, job.result.steps_run) == (PlanSource.NOISE, 6)
+            lost = {(one.entry_id, one.step, one.key) for one in await bench.told(StateLost, count=2)}
+            assert lost == {(theirs.id, base.step, bases[1]), (theirs.id, step, plan.sources[1].key)}
+
+
+async def test_a_residual_pair_leaves_states_with_the_noise_of_both(clips: Path, tmp_path: Path) -> None:
+    """The noise that each state names is, bit for bit, that of the run it was stitched from."""
+    async with running_worker(
+        tmp_path, "noop:?name=large", video=str(clips), batch_invariant=1, state_codec="residual-1bit"
+    ) as bench:
+        ours, theirs = await entry(bench, 1), await entry(bench, 2)
+        plan = pair(bench, ours, theirs, fresh_noise=0.25, noise_seed=99, capture_steps=(4,))
         job = await clip(bench, plan, seed=3)
         assert job.result is not None, job.error
-        assert (job.plan.source, job.result.steps_run) == (PlanSource.NOISE, 6)
-        lost = {(one.entry_id, one.step, one.key) for one in await bench.told(StateLost, count=2)}
-        base = next(state for state in theirs.states if not state.needs)
-        assert lost == {(theirs.id, base.step, bases[1]), (theirs.id, step, plan.sources[1].key)}
+        (kept,) = job.result.captured
+        taken = taken_cells(thing(), ~np.roll(thing(), 1, axis=1)).ravel()
+        data = await bench.blobs.get(kept.key)
+        noises = (noise_within(1, taken), noise_within(2, ~taken), 99)
+        assert noises_of(data, kept.codec) == noises
+        shape = bench.service._place.families["clips"].latent_shape(job.request.size, job.request.frames)
+        for noise, share in zip(noises, (taken, ~taken, np.ones_like(taken)), strict=True):
+            drawn = first_noise(seed_of(noise), shape).numpy() * share.reshape(shape[1:])
+            assert np.array_equal(residual._noise(noise, shape, NO_WINDOWS), drawn)
+        # the next generation has the seeds of both, too
+        child = await bench.cache(job)
+        mask = Mask(ours.mask.key, ours.mask.sha256, ours.mask.bytes) if ours.mask else None
+        again = await clip(bench, pair(bench, replace(child, mask=mask), theirs, 4, capture_steps=(5,)), seed=4)
+        assert again.result is not None, again.error
+        found = noises_of(await bench.blobs.get(again.result.captured[0].key), kept.codec)
+        assert {seed_of(one) for one in found} == {1, 2, 99}
+
+
+async def test_a_corrupt_seed_is_a_hole(clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_worker(tmp_path, "noop:?name=large", video=str(clips), state_codec="residual") as bench:
+        ours, theirs = await entry(bench, 1), await entry(bench, 2)
+        plan = pair(bench, ours, theirs)
+        source = plan.sources[1]
+        data = await bench.blobs.get(source.key)
+        assert noises_of(data, source.codec) == (2,)
+        at = data.index(bytes([2]), 6)  # past version, cell and shape
+        await bench.blobs.put(source.key, data[:at] + b"\x03" + data[at + 1 :])
+        job = await clip(bench, plan, seed=3)
+        assert job.result is not None, job.error
+        assert (job.plan.source, job.failures) == (PlanSource.NOISE, 0)
+        assert await bench.told(StateLost) == [StateLost(theirs.id, 2, source.key)]
+        # noise of another torch costs the pair, but the state may be right elsewhere
+        bench.facts.clear()
+        await bench.blobs.put(source.key, data)
+        monkeypatch.setattr(residual, "is_same_generator", lambda: False)
+        job = await clip(bench, plan, seed=3)
+        assert job.result is not None, job.error
+        assert job.plan.source is PlanSource.NOISE
+        assert "draws other noise" in job.plan.degraded[0]
+        assert not [one for one in bench.facts if isinstance(one, StateLost)]

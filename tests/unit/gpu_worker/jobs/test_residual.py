@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.gpu_worker.engine.noises import seed_of
 from services.gpu_worker.engine.rows import FromCheckpoint, FromNoise, FromState, Start, carried_noises, first_noise
 from services.gpu_worker.families import Family
 from services.gpu_worker.jobs import residual
@@ -136,7 +137,7 @@ def test_the_noise_comes_back_and_the_averages_with_their_energy(
     data = encode_state(state, codec, seeds)
     off = averaged(decode_state(data, codec) - state, cell)
     weights = residual._Head.read(data).weights
-    noise = mixed(shape, {seed: c / residual.C_UNIT for seed, c in weights.items()}) - picture(shape)
+    noise = mixed(shape, {seed_of(one): c / residual.C_UNIT for one, c in weights.items()}) - picture(shape)
     rest = averaged(state - noise, cell)
     found = rest + off
     most = {"residual-1bit": 0.75, "residual-2bit": 0.5}.get(codec, 0.35)
