@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from scripts.stack.servers import Server
 from scripts.stack.stack import Stack, variable
+from shared.models.k_table import FIG_10, named_table, table_file, table_to_json
 from tests import tiny, tiny_clips
 from tests.faults.slow_worker import PAUSE
+from tests.tiny_segmenters import tiny_clipseg
 
 INVARIANT = 4
 """Rows of every forward pass, padding included; makes images bit-identical (docs/architecture.md, Equality)."""
 STEPS = 50
+SEGMENTER = "segmenter"
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class Form:
             "match_predictor": 1.5,
             "embedder": 1.5,
             "global_monitor": 1.5,
+            "segmenter": 2.0,
+            "text_extractor": 1.5,
         }
     )
     """How often each kind is killed: a worker's death resumes jobs, an embedder's costs seconds of processor time."""
@@ -68,7 +74,8 @@ SHORT = Form(
     jobs=40, clients=10, step_ms=20.0, kills_until=0.6, servers=1, asked_again=10, redrawers=1, limit_s=150.0,
     most_kills=4, most_away=1, clips=4,
     replicas={"gateway": 2, "gpu_worker": 2},
-    weights={"gpu_worker": 2.0, "gateway": 2.0, "retriever": 1.0, "global_monitor": 1.0},
+    weights={"gpu_worker": 2.0, "gateway": 2.0, "retriever": 1.0, "global_monitor": 1.0,
+             "cache_maintainer": 1.0, "segmenter": 1.0, "text_extractor": 1.0},
 )  # fmt: skip
 
 
@@ -88,7 +95,8 @@ def whole(jobs: int, clips: int = 0, kills: float = 1.0, slow: float = 1.0) -> F
 class FaultStack(Stack):
     """A stack of tiny random models whose workers take their time, and that recovers soon.
 
-    With clips, the last worker has no video model, and a long clip exceeds half a message.
+    With clips, the last worker has no video model, a long clip exceeds half a message, and finished clips get masks: a
+    pair of them saves more steps than a clip alone (`build_models`).
     """
 
     def __init__(self, folder: Path, models: Path, form: Form, **changes: Any) -> None:
@@ -107,7 +115,14 @@ class FaultStack(Stack):
             "log_level": "warning",
         }
         if form.clips:
-            settings |= {"video": str(models / tiny_clips.CLIPS), "max_message_bytes": 2**16}
+            settings |= {
+                "video": str(models / tiny_clips.CLIPS),
+                "max_message_bytes": 2**16,
+                "segmenter": str(models / SEGMENTER),
+                "segment_threshold": 0.0,  # random weights are unsure of everything
+                "reuse_bound": "flexcache",
+                "reuse_rules": "paper",
+            }
         super().__init__(folder, replicas=form.replicas, settings=settings | changes)
         self.told = settings | changes
         self._slowness = {PAUSE: str(form.step_ms)}
@@ -130,9 +145,15 @@ class FaultStack(Stack):
 
 
 def build_models(folder: Path, form: Form) -> Path:
-    """A UNet of one level, whose step of four rows takes 5 ms; for clips a model whose step of four frames takes 25."""
+    """A UNet of one level, whose step of four rows takes 5 ms; for clips a model whose step of four frames takes 25,
+    and a segmenter. A clip may skip few steps by a whole prompt, and more by a pair."""
     models = tiny.build(folder, channels=(16,))
-    return tiny_clips.build(models) if form.clips else models
+    if form.clips:
+        tiny_clips.build(models)
+        table = named_table(replace(FIG_10, levels=FIG_10.levels[:1]))
+        (models / tiny_clips.CLIPS / table_file(table)).write_text(json.dumps(table_to_json(table)))
+        tiny_clipseg(models / SEGMENTER)
+    return models
 
 
 def asked(form: Form, chance: random.Random, name: str = "key") -> dict[str, dict[str, Any]]:

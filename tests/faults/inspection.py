@@ -19,7 +19,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from scripts.stack.stack import PORTS, Stack, variable
 from services.gpu_worker.families import Family, load_family
 from services.gpu_worker.jobs.codecs import encode_png
+from services.gpu_worker.jobs.stitching import mask_part, start_of_pair, state_part
 from shared.catalog.tables import idempotency_keys
+from shared.catalog.tables import jobs as jobs_table
 from shared.domain.errors import AfterimageError
 from shared.domain.types import Entry, Job, JobState, Plan, PlanSource, Request, from_json, to_json
 from shared.models import find_card
@@ -46,12 +48,13 @@ async def outside(stack: Stack) -> AsyncIterator[Backends]:
 
 
 async def rest(backends: Backends, within_s: float) -> float:
-    """Waits until every job has ended and is in the cache, at most `within_s`; how long that took."""
+    """Waits until every job has ended, is in the cache and was segmented, at most `within_s`; how long that took."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
     while loop.time() < begun + within_s:
         unfinished = [state for state in JobState if not state.final and await _some(backends, state)]
-        if not unfinished and not await backends.catalog.jobs.to_cache():
+        jobs = backends.catalog.jobs
+        if not unfinished and not await jobs.to_cache() and not await jobs.to_segment(1):
             break
         await asyncio.sleep(0.25)
     return loop.time() - begun
@@ -98,9 +101,10 @@ async def inspect(
         redrawn={job_id: whole[job_id] for job_id in trusted & whole.keys()}
         | await _redrawn(backends, to_redraw, models, redrawers),
         indexed=frozenset(indexed),
-        named={entry.id: [entry.picture_key, *(state.key for state in entry.states)] for entry in entries},
+        named={entry.id: [key for key, _ in _blobs(entry)] for entry in entries},
         blobs=await _whole_blobs(backends, [entry for entry in entries if entry.id in set(indexed)]),
         uncached=await backends.catalog.jobs.to_cache(),
+        unmasked=_unmasked(jobs, {entry.id: entry for entry in entries}, await unmasked_reasons(catalog_url)),
         dead_letters=len(await backends.bus.dead_letters()),
     )
     return left, jobs
@@ -137,11 +141,14 @@ async def _entries(backends: Backends) -> list[Entry]:
 
 async def _job_of(catalog_url: str) -> dict[str, str]:
     """Every idempotency key's job: one row a key, which no client can read."""
+    return await _column(catalog_url, idempotency_keys.c.key, idempotency_keys.c.job_id)
+
+
+async def _column(catalog_url: str, key: sa.Column[str], value: sa.Column[str]) -> dict[str, str]:
     engine = create_async_engine(sa.make_url(catalog_url).difference_update_query(["pool"]))
     try:
         async with engine.connect() as connection:
-            rows = await connection.execute(sa.select(idempotency_keys.c.key, idempotency_keys.c.job_id))
-            return {row.key: row.job_id for row in rows}
+            return {row[0]: row[1] for row in await connection.execute(sa.select(key, value))}
     finally:
         await engine.dispose()
 
@@ -159,9 +166,31 @@ async def _hash(backends: Backends, key: str, sha256: str) -> str:
         return ""
 
 
+def _blobs(entry: Entry) -> list[tuple[str, str]]:
+    """Key and sha256 of every blob that the entry names."""
+    masks = [] if entry.mask is None else [(entry.mask.key, entry.mask.sha256)]
+    states = [(state.key, state.sha256) for state in entry.states]
+    return [(entry.picture_key, entry.picture_sha256), *states, *masks]
+
+
+async def unmasked_reasons(catalog_url: str) -> dict[str, str]:
+    """Every job's reason for having no masks."""
+    return await _column(catalog_url, jobs_table.c.id, jobs_table.c.unmasked)
+
+
+def _unmasked(jobs: Sequence[Job], entries: Mapping[str, Entry], reasons: Mapping[str, str]) -> list[str]:
+    """Jobs with both parts that have no masks, though no reason was noted and a latent of theirs could be stitched."""
+    return [
+        job.id
+        for job in jobs
+        if job.state is JobState.SUCCEEDED and job.plan.parts is not None and job.plan.parts.both
+        if not reasons[job.id] and job.mask is None
+        if (entry := entries.get(job.id)) is None or (entry.mask is None and entry.latents)
+    ]
+
+
 async def _whole_blobs(backends: Backends, entries: Sequence[Entry]) -> frozenset[str]:
-    named = [(entry.picture_key, entry.picture_sha256) for entry in entries]
-    named += [(state.key, state.sha256) for entry in entries for state in entry.states]
+    named = [blob for entry in entries for blob in _blobs(entry)]
     hashes = await _at_once(named, lambda pair: _hash(backends, *pair))
     return frozenset(key for (key, _), found in zip(named, hashes, strict=True) if found)
 
@@ -195,13 +224,16 @@ async def _redrawn(
         async def one(job: Job) -> str:
             plan = job.plan
             try:
-                blob = await backends.blobs.get(plan.state_key, plan.state_sha256) if plan.state_key else None
+                read = [await backends.blobs.get(one.key, one.sha256) for one in plan.sources]
+                read += [
+                    await backends.blobs.get(one.mask_key, one.mask_sha256) for one in plan.sources if one.mask_key
+                ]
             except AfterimageError:
                 return ""
             if plan.source is PlanSource.EXACT:  # the picture of the plan is a stored one
-                return hashlib.sha256(blob or b"").hexdigest()
+                return hashlib.sha256(read[0]).hexdigest()
             return await loop.run_in_executor(
-                pool, _draw, models[plan.model], to_json(job.request), to_json(plan), blob
+                pool, _draw, models[plan.model], to_json(job.request), to_json(plan), read
             )
 
         pictures = await _at_once(jobs, one)
@@ -218,7 +250,15 @@ def _family(model: str) -> Family:
     return load_family(find_card(model), device="cpu", batch_invariant=INVARIANT)
 
 
-def _draw(model: str, request: bytes, plan: bytes, blob: bytes | None) -> str:
-    family = _family(model)
-    drawn = redraw(family, from_json(Request, request), from_json(Plan, plan), blob)
+def _draw(model: str, request: bytes, plan: bytes, read: Sequence[bytes]) -> str:
+    """read: the plan's states, then the masks of a pair."""
+    family, asked, planned = _family(model), from_json(Request, request), from_json(Plan, plan)
+    start, blob = None, read[0] if read else None
+    if planned.source is PlanSource.STITCHED:
+        shape = family.latent_shape(asked.size, asked.frames)
+        codecs = [source.codec for source in planned.sources]
+        ours, theirs = (state_part(*one, shape) for one in zip(read, codecs, strict=False))
+        thing, place = (mask_part(one, shape[1:]) for one in read[2:])
+        start = start_of_pair(planned, ours, theirs, thing, place)
+    drawn = redraw(family, asked, planned, blob, start)
     return hashlib.sha256(encode_png(drawn.pixels, family.card.frames.fps)).hexdigest()

@@ -24,7 +24,7 @@ from shared.domain.types import Job, JobState, Modality, PlanSource
 from tests.contracts.servers import folder
 from tests.faults.cluster import SHORT, STEPS, FaultStack, asked, build_models, whole
 from tests.faults.conftest import Say
-from tests.faults.inspection import inspect, outside, rest, unfindable
+from tests.faults.inspection import inspect, outside, rest, unfindable, unmasked_reasons
 from tests.faults.killing import Killer
 from tests.faults.load import Load
 from tests.faults.servers import all_servers
@@ -37,6 +37,7 @@ FOUND_AGAIN_S = 90.0
 KILLS, SLOW = (float(os.environ.get(name) or 1) for name in ("FAULTS_KILLS", "FAULTS_SLOW"))
 IMAGES = int(os.environ.get("FAULTS_JOBS") or (CLIPS // 2 if CLIPS else 1000))
 FORM = whole(IMAGES + CLIPS, CLIPS, KILLS, SLOW) if WHOLE else SHORT
+MODELS = {"large", "encoder", "video", "segmenter"}
 OTHERS = {"kills": KILLS, "slow": SLOW}
 
 
@@ -58,9 +59,12 @@ async def test_services_and_servers_are_killed_under_load(tmp_path_factory: pyte
             catalog = stack.environment[variable("catalog_url")]
             answers = load.every_answer
             left, rows = await inspect(backends, catalog, paths, answers, redrawers=FORM.redrawers)
+            reasons = await unmasked_reasons(catalog)
             hidden, lost = await unfindable(backends, FOUND_AGAIN_S)
             figures: dict[str, Any] = {
                 **_figures(load, killer, rows),
+                "masks": {"entries": sum("masks/" in key for keys in left.named.values() for key in keys)}
+                | dict(Counter(filter(None, reasons.values()))),
                 "unrepeated": len(unrepeated),
                 "unfindable": len(hidden),
                 "unfindable_for_good": len(lost),
@@ -75,9 +79,7 @@ async def test_services_and_servers_are_killed_under_load(tmp_path_factory: pyte
         say(f"{name.replace('_', ' ')}: {value}")
     say(str(verdict), last=True)
     if WHOLE:
-        settings = FORM.settings() | {
-            "services": stack.told | dict.fromkeys({"large", "encoder", "video"} & stack.told.keys(), "tiny")
-        }
+        settings = FORM.settings() | {"services": stack.told | dict.fromkeys(MODELS & stack.told.keys(), "tiny")}
         record(_name(), figures, settings, on=on, command=_command(seed))
     assert verdict.clean, verdict
     assert not unrepeated, f"asked again, these did not get the same answer once more: {unrepeated}"

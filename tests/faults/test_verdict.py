@@ -20,14 +20,14 @@ WELL = Left(
     named={"a": ["states/a-5", "pictures/a"], "b": ["pictures/b"]},
     blobs=frozenset({"states/a-5", "pictures/a", "pictures/b"}),
 )
-NOTHING = {"lost": 0, "doubled": 0, "stuck": 0, "dangling": 0, "unequal": 0, "dead_letters": 0}
+NOTHING = {"lost": 0, "doubled": 0, "stuck": 0, "dangling": 0, "unequal": 0, "unmasked": 0, "dead_letters": 0}
 
 
 def test_a_run_that_is_well() -> None:
     verdict = judge(WELL)
     assert verdict.clean
     assert verdict.counts() == NOTHING
-    assert str(verdict) == "lost 0, doubled 0, stuck 0, dangling 0, unequal 0, dead letters 0"
+    assert str(verdict) == "lost 0, doubled 0, stuck 0, dangling 0, unequal 0, unmasked 0, dead letters 0"
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,8 @@ def test_a_run_that_is_well() -> None:
         ({"uncached": ["b"]}, {"stuck": 1}),
         ({"blobs": WELL.blobs - {"states/a-5"}}, {"dangling": 1}),
         ({"indexed": frozenset({"a", "gone"})}, {"dangling": 1}),
+        ({"named": {**WELL.named, "a": [*WELL.named["a"], "masks/a.mask"]}}, {"dangling": 1}),
+        ({"unmasked": ["a", "b"]}, {"unmasked": 2}),
         ({"redrawn": {**WELL.redrawn, "a": "reddish"}}, {"unequal": 1}),
         ({"redrawn": {"b": "blue"}}, {"unequal": 1}),
         ({"answers": {**WELL.answers, "one": [Answer("a", "torn")]}}, {"unequal": 1}),

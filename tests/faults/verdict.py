@@ -1,4 +1,4 @@
-"""What a fault run left behind, counted: lost, doubled, stuck, dangling, unequal."""
+"""What a fault run left behind, counted: lost, doubled, stuck, dangling, unequal, unmasked."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ class Left:
     """Keys of those that are there and whole."""
     uncached: Sequence[str] = ()
     """Jobs that succeeded and that the cache maintainer has not dealt with."""
+    unmasked: Sequence[str] = ()
+    """Jobs with both parts, whose clips should have masks, and have neither masks nor a reason for having none."""
     dead_letters: int = 0
 
 
@@ -55,14 +57,16 @@ class Verdict:
     """Index entries whose row or one of whose blobs is not there."""
     unequal: tuple[str, ...]
     """Jobs whose picture is not the one that their recorded plan yields, or not the one their client has."""
+    unmasked: tuple[str, ...]
+    """Clips without masks and without a reason."""
     dead_letters: int
 
     @property
     def clean(self) -> bool:
-        return not (self.lost or self.doubled or self.stuck or self.dangling or self.unequal or self.dead_letters)
+        return not any(self.counts().values())
 
     def counts(self) -> dict[str, int]:
-        names = ("lost", "doubled", "stuck", "dangling", "unequal")
+        names = ("lost", "doubled", "stuck", "dangling", "unequal", "unmasked")
         return {name: len(getattr(self, name)) for name in names} | {"dead_letters": self.dead_letters}
 
     def __str__(self) -> str:
@@ -77,6 +81,7 @@ def judge(left: Left) -> Verdict:
         stuck=tuple(sorted({*_unfinished(left), *left.uncached})),
         dangling=tuple(sorted(_dangling(left))),
         unequal=tuple(sorted(_unequal(left))),
+        unmasked=tuple(sorted(left.unmasked)),
         dead_letters=left.dead_letters,
     )
 
