@@ -16,6 +16,7 @@ from rich.text import Text
 from services.cli.clips import ClipOptions, Fps, Poster, Resample, Scale, Strip, numbered
 from services.cli.connection import connected_or_embedded, options
 from services.cli.display.previews import check_previews
+from services.cli.display.sources import show_pair
 from services.cli.display.words import (
     candidates_table,
     dimensions,
@@ -206,6 +207,7 @@ def generate(
     if dry_run:
         for view in asyncio.run(planned()):
             _explain(view, where_it_would_start(view), console, why=True)
+            show_pair(view.job.plan, settings, target, console)
             console.print(Text(f"dry run, nothing generated  ({dimensions(view.job)}, seed {view.job.request.seed})"))
         return
     failed = list[AfterimageError]()
@@ -217,6 +219,8 @@ def generate(
     for picture in pictures:
         path = _path(out, picture.job.id, picture.index, n, video)
         _explain(picture, where_it_started(picture), console, why=why)
+        if why:
+            show_pair(picture.job.plan, settings, target, console)
         try:
             made = clip.keep(picture, path, n, where)
         except AfterimageError as error:  # the other results are written all the same

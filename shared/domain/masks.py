@@ -47,6 +47,12 @@ def mask_key(job_id: str, sha256: str) -> str:
     return f"masks/{job_id}-{sha256[:16]}.mask"
 
 
+def taken_cells(object_mask: Bits, background_mask: Bits) -> Bits:
+    """Return the cells that a stitched latent takes from the clip of the object (FlexCache §4.2.2): those of its
+    object, and those where the other clip does not show its background. Shapes (F, h, w)."""
+    return object_mask | ~background_mask
+
+
 def pack(object: Bits, background: Bits) -> bytes:
     """Return both masks, shape (F, h, w) each, as bytes. Equal masks give equal bytes. Raise ValueError for masks of
     another number of dimensions, or of two shapes."""

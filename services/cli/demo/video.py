@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import html
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -18,14 +19,18 @@ from rich.text import Text
 from services.cli.demo.command import settled
 from services.cli.demo.report import started
 from services.cli.display.help import setting
+from services.cli.display.masks import PairMasks, animation, pair_masks
 from services.cli.display.words import dimensions, made_folder, wide
 from services.cli.embedded import embedded, settings_from
-from shared.client import AsyncClient, Clip
+from shared.client import AsyncClient, Clip, Progress
 from shared.client.clip_file import check_clip_writable
-from shared.domain.errors import ConfigurationError
+from shared.domain.errors import AfterimageError, ConfigurationError
 from shared.domain.types import PlanSource
 from shared.models import added
 from shared.runtime import telemetry
+
+if TYPE_CHECKING:
+    from shared.service import Running
 
 Optional = typer.Option
 SESSION = (
@@ -33,10 +38,15 @@ SESSION = (
     "a red fox runs to the right in the snow",
     "a blue fox runs to the left in the snow",
     "a red fox hops in the snow",
+    "a yellow duck moves to the right in a forest",
     "a red fox runs to the left in a forest",
-    "a yellow sailboat moves to the right at a beach",
 )
+"""The last prompt has the object of the first clip, and the background of the one before it."""
 SCALE = 4
+EXTRACT_S = 5.0
+"""Seconds that extraction may take: without its parts, a clip is in no pair."""
+MASKED_S = 30.0
+"""Seconds that the session waits for the masks of one clip."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,10 @@ class Row:
 
     clip: Clip
     seconds: float
+    preview: bytes = b""
+    """Preview after the first step of a stitched clip, as a PNG: what the model sees in its start."""
+    masks: PairMasks | None = None
+    """Masks of a stitched start."""
 
     @property
     def steps(self) -> int:
@@ -56,20 +70,26 @@ def demo_video(
     seed: Annotated[int, Optional(help="Seed of the first clip; the others count up from it.")] = 7,
     steps: Annotated[int | None, Optional(help="Denoising steps T. Default: the model's.")] = None,
     video: Annotated[str | None, setting("video")] = None,
+    segmenter: Annotated[str | None, setting("segmenter")] = None,
     device: Annotated[str | None, setting("device")] = None,
     data_dir: Annotated[Path | None, Optional(help="Data directory whose `models add` names are used.")] = None,
 ) -> None:
     """Generate six clips, one after the other, with an empty cache of their own; write a page with players.
 
-    [bold]Example[/bold]
+    The last prompt has the object of one clip and the background of another. With a segmenter it may start from both.
+
+    [bold]Examples[/bold]
 
       afterimage demo-video --out /tmp/demo-video
+
+      AFTERIMAGE_REUSE_BOUND=flexcache afterimage demo-video --steps 50 --segmenter my-clipseg
     """
     telemetry.configure_logging("error")
     check_clip_writable(Path("clip.mp4"))
     with tempfile.TemporaryDirectory(prefix="afterimage-demo-") as data:
         added.copy(settings_from(data_dir=data_dir).data_dir, Path(data))
-        settings = settings_from(data_dir=Path(data), video=video, device=device)
+        settings = settings_from(data_dir=Path(data), video=video, segmenter=segmenter, device=device)
+        settings = settings.model_copy(update={"extract_timeout_s": max(settings.extract_timeout_s, EXTRACT_S)})
         if not settings.video:
             raise ConfigurationError("video: names no model; set AFTERIMAGE_VIDEO or --video to a model of clips")
         made_folder(out)
@@ -88,12 +108,36 @@ async def _session(settings: Any, seed: int, steps: int | None) -> list[Row]:
     rows = list[Row]()
     async with embedded(settings) as process, AsyncClient(process.address) as client:
         for number, prompt in enumerate(SESSION):
+            fields = {"seed": seed + number, "steps": steps, "user": "ana", "modality": "video"}
             begun = time.monotonic()
-            clip = await client.generate_video(prompt, seed=seed + number, steps=steps, user="ana")
-            rows.append(Row(clip, time.monotonic() - begun))
+            clip, preview = await _clip(client, prompt, fields)
+            seconds = time.monotonic() - begun
+            masks = await pair_masks(process.context.backends.blobs, clip.plan)
+            rows.append(Row(clip, seconds, preview if masks else b"", masks))
             if clip.plan.capture_steps:
                 await settled(process, {clip.job.id}, images=False)
+                await _segmented(process)
     return rows
+
+
+async def _clip(client: AsyncClient, prompt: str, fields: dict[str, Any]) -> tuple[Clip, bytes]:
+    """Return the clip, and the first preview of its run."""
+    first = b""
+    async for event in client.generate_stream(prompt, previews=True, **fields):
+        if isinstance(event, Progress):
+            first = first or event.preview
+        if isinstance(event, Clip):
+            return event, first
+    raise AfterimageError("internal error: the stream ended without a clip; please report it")
+
+
+async def _segmented(process: Running) -> None:
+    """Wait until the segmenter is done with all clips so far; MASKED_S seconds at most."""
+    jobs, end = process.context.backends.catalog.jobs, time.monotonic() + MASKED_S
+    while process.context.settings.segmenter and time.monotonic() < end:
+        if not await jobs.to_segment(1):
+            break
+        await asyncio.sleep(0.05)
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
@@ -110,6 +154,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
 def page(rows: Sequence[Row]) -> str:
     """Return a page that needs only the files beside it: players that loop, each with the start of its clip."""
     found, cards = summary(rows), ""
+    numbers = {row.clip.job.id: number for number, row in enumerate(rows, 1)}
     for number, row in enumerate(rows, 1):
         request, plan = row.clip.job.request, row.clip.plan
         cards += (
@@ -117,9 +162,30 @@ def page(rows: Sequence[Row]) -> str:
             f"</video>\n<h2>{number}. {html.escape(request.prompt)}</h2>\n"
             f"<p><b>{html.escape(started(plan, row.steps))}</b>: {row.clip.steps_run} of {row.steps} steps run, "
             f"{row.seconds:.2f} s, {dimensions(row.clip.job)}, seed {request.seed}</p>\n"
-            f"<p>{html.escape(plan.reason)}</p></article>\n"
+            f"<p>{html.escape(' '.join((plan.reason, *plan.degraded)))}</p>{_pair(row, numbers)}</article>\n"
         )
     return _PAGE.format(**found, cards=cards)
+
+
+def _pair(row: Row, numbers: Mapping[str, int]) -> str:
+    """Return both sources of a stitched start with their masks, and its first preview; empty for other starts.
+
+    numbers: of the session's clips, by job, which is also the entry's id.
+    """
+    if row.masks is None:
+        return ""
+    figures = ""
+    for name, source, mask in zip(("object", "background"), row.clip.plan.sources, row.masks[:2], strict=True):
+        number = numbers[source.entry_id]
+        figures += f'<figure><video src="{number:02}.mp4" autoplay loop muted playsinline></video>'
+        figures += f"<figcaption>{name} of {number}</figcaption></figure>{_figure(animation(mask), 'its masks')}"
+    figures += _figure(animation(row.masks.taken), "taken from each")
+    return f'<div class="pair">{figures}{_figure(row.preview, "first preview") if row.preview else ""}</div>'
+
+
+def _figure(png: bytes, caption: str) -> str:
+    data = base64.b64encode(png).decode()
+    return f'<figure><img src="data:image/png;base64,{data}" alt=""><figcaption>{caption}</figcaption></figure>'
 
 
 _PAGE = """<!doctype html>
@@ -131,10 +197,13 @@ body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem aut
 main {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(16rem, 1fr)); gap: 1.5rem; }}
 main {{ margin-top: 1.5rem; }} h2 {{ font-size: 1rem; margin: .5rem 0; }} p {{ font-size: .85rem; margin: .3rem 0; }}
 video {{ border-radius: 6px; display: block; outline: 1px solid #8884; width: 100%; }}
+.pair {{ display: flex; flex-wrap: wrap; gap: .5rem; }} figure {{ margin: 0; width: 64px; font-size: .7rem; }}
+img {{ width: 64px; image-rendering: pixelated; display: block; }}
 </style></head><body>
 <h1>Afterimage</h1>
 <p>{clips} clips: <b>{steps_run} of {steps_total} steps</b> run, {seconds:.1f} s. The cache was empty at the start.
-{stitched} started from the object of one clip and the background of another.</p>
+{stitched} started from the object of one clip and the background of another.
+In masks, orange cells show the object and blue ones the background.</p>
 <main>{cards}</main>
 </body></html>
 """

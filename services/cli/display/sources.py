@@ -1,8 +1,13 @@
-"""What a plan starts from, in words: prompts, parts, pairs and roots."""
+"""What a plan starts from: prompts, parts, pairs and roots."""
 
 from __future__ import annotations
 
+import asyncio
+
+from rich.console import Console
+
 from shared.domain.types import Plan, PlanSource
+from shared.runtime.settings import Settings
 
 
 def chosen_pair(plan: Plan) -> str | None:
@@ -38,3 +43,12 @@ def chosen_prompt(plan: Plan) -> str:
 def chosen_model(plan: Plan) -> str:
     """Return the model of the image that this one started from; empty from noise."""
     return next((candidate.model for candidate in plan.candidates if candidate.chosen), "")
+
+
+def show_pair(plan: Plan, settings: Settings, target: str | None, console: Console) -> None:
+    """Print the sources of a stitched start; in a terminal with colours also their masks, if they can be read here."""
+    if plan.source is PlanSource.STITCHED:
+        from services.cli.display.masks import masks_here, pair_table
+
+        coloured = console.color_system is not None
+        console.print(pair_table(plan, asyncio.run(masks_here(settings, plan, target)) if coloured else None))

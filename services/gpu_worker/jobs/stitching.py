@@ -10,7 +10,7 @@ from services.gpu_worker.engine.noises import Noise, stitched_noises
 from services.gpu_worker.engine.rows import FromState, Latent
 from services.gpu_worker.jobs.codecs import decode_state, noises_of
 from shared.domain.errors import BlobCorruptError
-from shared.domain.masks import Bits, unpack
+from shared.domain.masks import Bits, taken_cells, unpack
 from shared.domain.types import Plan
 
 
@@ -59,11 +59,6 @@ def stitch(object_state: Latent, background_state: Latent, object_mask: Bits, ba
     taken = taken_cells(object_mask, background_mask).reshape(object_state.shape[1:])
     stitched: Latent = np.where(taken, object_state, background_state)
     return stitched
-
-
-def taken_cells(object_mask: Bits, background_mask: Bits) -> Bits:
-    """Return the cells that come from the object's state, (F, h, w)."""
-    return object_mask | ~background_mask
 
 
 def state_part(blob: bytes, codec: str, shape: tuple[int, ...], base: bytes = b"") -> StatePart:

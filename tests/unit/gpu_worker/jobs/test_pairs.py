@@ -15,8 +15,8 @@ from services.gpu_worker.engine.rows import NO_WINDOWS, FromState, first_noise
 from services.gpu_worker.jobs import residual
 from services.gpu_worker.jobs.codecs import decode_state, encode_png, encode_state, needed_by, noises_of
 from services.gpu_worker.jobs.outputs import state_key_beside
-from services.gpu_worker.jobs.stitching import stitch, taken_cells
-from shared.domain.masks import MASK_STEP, Mask, mask_key, pack
+from services.gpu_worker.jobs.stitching import stitch
+from shared.domain.masks import MASK_STEP, Mask, mask_key, pack, taken_cells
 from shared.domain.messages import GenerateImage, StateLost, StateUsed, lane_of
 from shared.domain.types import Entry, Job, Modality, Plan, PlanSource, Size, Source
 from tests import tiny_families
