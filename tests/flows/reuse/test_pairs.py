@@ -15,6 +15,7 @@ from rich.console import Console
 
 from protos import text_extractor_pb2 as pb
 from protos import text_extractor_pb2_grpc as pb_grpc
+from services.cli.display.masks import pair_masks
 from services.cli.display.words import candidates_table, job_sheet, where_it_started
 from services.gpu_worker.jobs.codecs import decode_png
 from shared.client import Picture
@@ -27,6 +28,7 @@ from shared.service import Context
 from tests import tiny_clips
 from tests.flows.conftest import Make
 from tests.flows.house import House, house
+from tests.tiny_segmenters import tiny_clipseg
 
 GRID = (2, 16, 16)
 MISSING = "masks are not in the cache"
@@ -134,6 +136,35 @@ async def test_a_clip_from_two_others(make: Make, clips: Path) -> None:
         await planned(home, missing=True)
         after = await clip(home, BOTH, 6, cache="read")
         assert (after.plan.source, after.plan.degraded) == (PlanSource.NOISE, ())
+
+
+async def masked(home: House, *made: Picture) -> None:
+    """Wait until the entries of these clips have masks."""
+    async with asyncio.timeout(60):
+        for one in made:
+            while (await home.backends.catalog.entries.get(one.job.id)).mask is None:
+                await asyncio.sleep(0.02)
+
+
+async def test_the_segmenter_of_the_stack_makes_the_masks(make: Make, clips: Path, tmp_path: Path) -> None:
+    """No hand makes masks or events here: a finished clip is segmented, and the next one is stitched."""
+    segmenter = {"segmenter": str(tiny_clipseg(tmp_path / "clipseg")), "segment_threshold": 0.0}
+    async with house(make(video=str(clips), reuse_bound="flexcache", **segmenter)) as home:
+        fox, dog = await clip(home, FOX, 1, user="ana"), await clip(home, DOG, 2, user="ben", scope="public")
+        await masked(home, fox, dog)
+        made = await clip(home, BOTH, 3, user="ana")
+        plan = made.plan
+        assert (plan.source, plan.start_step, plan.degraded) == (PlanSource.STITCHED, 5, ()), plan.reason
+        assert [one.entry_id for one in plan.sources] == [fox.job.id, dog.job.id]
+        assert plan.parts == Parts("a red fox", "in a forest")
+        await masked(home, made)
+        masks = await pair_masks(home.backends.blobs, plan)
+        assert masks is not None
+        assert masks.taken.shape == (*GRID, 3)
+        # what was stitched is segmented too, and stitched again
+        child = await clip(home, "a red fox in the snow at night", 4, user="ana")
+        assert child.plan.parts is not None
+        assert await home.backends.catalog.jobs.to_segment() in ([], [child.job.id])
 
 
 async def test_without_a_table_of_pairs_the_reason_names_none(make: Make, clips: Path) -> None:
