@@ -50,6 +50,7 @@ class Grammar:
         spans = [None if phrase is None else characters(words, phrase.start, phrase.end) for phrase in (thing, place)]
         sure = (
             thing is not None
+            and not _left_behind(words, phrases, thing)
             and all(phrase.sure for phrase in chosen)
             and all(phrase.sure for phrase in phrases if phrase.kind is Kind.PLACE)
             and thing.end - thing.start <= LONG_OBJECT
@@ -137,6 +138,13 @@ def _begins(words: Sequence[Word], phrase: Phrase) -> bool:
 def _bare(words: Sequence[Word], phrase: Phrase) -> bool:
     """Return whether a place or time has no preposition: it may be the object, as in "a castle in the snow"."""
     return phrase.kind in (Kind.PLACE, Kind.TIME) and phrases_of(words, phrase.start, phrase.end)[0].kind is Kind.OBJECT
+
+
+def _left_behind(words: Sequence[Word], phrases: Sequence[Phrase], thing: Phrase) -> bool:
+    """Return whether "a" noun of a place comes before an object without an article, and may be the object itself: in
+    "a boat, in the sea, sails" it is, in "a beach, people swim" it is not."""
+    before = [one for one in phrases if one.end <= thing.start and _bare(words, one)]
+    return words[thing.start].text not in SMALL and any(words[one.start].text in ("a", "an") for one in before)
 
 
 def _object(words: Sequence[Word], phrases: list[Phrase]) -> Phrase | None:

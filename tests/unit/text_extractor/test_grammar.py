@@ -54,6 +54,8 @@ def test_combining_marks_end_no_clause() -> None:
         "una chica bailando en la playa con su perro",
         "一只狐狸在森林里奔跑",
         "beautiful forest at night",  # no object
+        "a boat, in the sea, sails",  # a boat is a place, too
+        "a boat, sails",
         "",
         "🦊🌲",
     ],
