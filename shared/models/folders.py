@@ -11,7 +11,10 @@ from shared.models.hub import WEIGHTS
 
 
 class NotHereError(ModelError):
-    """A hub id is not on this disk."""
+    """The files of a hub id are not on this disk.
+
+    Allow downloads, or name a local folder.
+    """
 
 
 def transformers_folder(
