@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 
-import shared.models.folders  # noqa: F401  # defines an error
+import shared.models.folders  # defines an error
 import shared.runtime.addresses  # noqa: F401  # defines two errors
 from scripts.reference.markdown import code, prose, table
 from services.cli.app import exit_code
