@@ -38,10 +38,11 @@ SESSION = (
     "a red fox runs to the right in the snow",
     "a blue fox runs to the left in the snow",
     "a red fox hops in the snow",
-    "a yellow duck moves to the right in a forest",
+    "a yellow duck moves to the left in a forest",
     "a red fox runs to the left in a forest",
 )
-"""The last prompt has the object of the first clip, and the background of the one before it."""
+"""The last prompt has the object of the first clip, and the background of the one before it. Both objects move alike: a
+stitched start shows the first clip's snow where the duck was alone (FlexCache §4.2.2)."""
 SCALE = 4
 EXTRACT_S = 5.0
 """Seconds that extraction may take: without its parts, a clip is in no pair."""
