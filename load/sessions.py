@@ -1,7 +1,8 @@
-"""Generate the project's own session trace: users who refine prompts for the bundled models as real users do.
+"""Generate the project's own session traces: users who refine prompts for the bundled models as real users do.
 
 The numbers in `Structure` are fitted to a real text-to-image trace with `load.measure_trace`. Prompts are captions of
-`shared.models.scenes` and contain nothing of real prompts. `python -m load.sessions` writes the trace that ships.
+`shared.models.scenes` and contain nothing of real prompts. `python -m load.sessions` writes the trace that ships, and
+`python -m load.sessions --clips` the one of clips, whose users also change motions.
 """
 
 from __future__ import annotations
@@ -13,20 +14,24 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from load.arrivals import poisson
 from load.edit_structure import relation
-from shared.models.scenes import ATTRIBUTES, EDITS, WORDINGS, Scene, caption, edit, random_scene
+from shared.models.scenes import ATTRIBUTES, CLIP_EDITS, EDITS, MovingScene, Scene
+from shared.models.scenes.modality import grammar_of
 
 T = TypeVar("T")
 
 SHIPPED = Path(__file__).parent / "traces" / "sessions_1200.jsonl"
+SHIPPED_CLIPS = SHIPPED.with_name("clip_sessions_1200.jsonl")
 SHIPPED_COUNT, SHIPPED_SEED = 1200, 65
 
 MAIN_SIZE = (64, 64)
 KINDS = ("first", "repeat", "return", *(kind for kind in EDITS if kind != "unrelated"), "several", "unrelated")
 """Relations of a prompt to the user's previous one; see `kind_of_edit`."""
+CLIP_KINDS = (*KINDS[:3], *(kind for kind in CLIP_EDITS if kind != "unrelated"), *KINDS[-2:])
+"""The same of clips: their size and position follow from the motion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,19 @@ class Structure:
     fixed_seed: float = 0.5
     """Share of sessions with one seed, whose repeats are exact. Chosen: the real trace has no seeds."""
     steps: int = 50
+    frames: int = 1
+    """Frames of every request; more than one: moving scenes."""
+
+
+CLIPS = Structure(
+    frames=16,
+    sizes={MAIN_SIZE: 1.0},
+    near_edits={
+        "paraphrase": 0.14, "style": 0.14, "light": 0.10, "colour": 0.14, "count": 0.06, "background_motion": 0.06,
+        "motion": 0.14, "background": 0.12, "object": 0.10,
+    },
+)  # fmt: skip
+"""Users of clips. Chosen: no trace of clips with users was at hand, so only the kinds of change differ from images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +104,8 @@ class Prompt:
     steps: int
     seed: int | None
     kind_of_edit: str
-    scene: Scene
+    scene: Scene | MovingScene
+    frames: int = 1
 
 
 def make_trace(count: int, seed: int, structure: Structure | None = None) -> list[Prompt]:
@@ -103,14 +122,24 @@ def make_trace(count: int, seed: int, structure: Structure | None = None) -> lis
     return label(_renumbered(rows[first : first + count]))
 
 
-def kind_of_edit(before: Scene, after: Scene) -> str:
-    """Return the change between two prompts of different text: one of EDITS, or `several` (two or three attributes)."""
-    changed = [name for name in ATTRIBUTES if getattr(before, name) != getattr(after, name)]
+def kind_of_edit(before: Scene | MovingScene, after: Scene | MovingScene) -> str:
+    """Return the change between two prompts of different text: one of EDITS (of CLIP_EDITS for clips), or `several`
+    (two or three attributes)."""
+    one, other = _attributes(before), _attributes(after)
+    changed = [name for name in one if one[name] != other[name]]
     if not changed:
         return "paraphrase"
     if len(changed) == 1:
         return changed[0]
     return "unrelated" if len(changed) > 3 or {"object", "background"} <= set(changed) else "several"
+
+
+def _attributes(scene: Scene | MovingScene) -> dict[str, Any]:
+    """Return the values that a prompt names. A clip's motion decides most sizes and positions, so they do not count."""
+    if isinstance(scene, Scene):
+        return {name: getattr(scene, name) for name in ATTRIBUTES}
+    own = {name: getattr(scene.scene, name) for name in ATTRIBUTES if name not in ("size", "position")}
+    return own | {"motion": scene.motion, "background_motion": scene.background_motion}
 
 
 def label(rows: Sequence[Prompt]) -> list[Prompt]:
@@ -133,7 +162,9 @@ def label(rows: Sequence[Prompt]) -> list[Prompt]:
 
 
 def write_trace(path: Path, rows: Sequence[Prompt]) -> None:
-    path.write_text("".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    """Write one JSON object a line; rows of images have no `frames`."""
+    values = [{name: one for name, one in asdict(row).items() if (name, one) != ("frames", 1)} for row in rows]
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in values), encoding="utf-8")
 
 
 def read_trace(path: Path = SHIPPED) -> list[Prompt]:
@@ -142,7 +173,7 @@ def read_trace(path: Path = SHIPPED) -> list[Prompt]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             values = json.loads(line)
-            rows.append(Prompt(**{**values, "scene": Scene(**values["scene"])}))
+            rows.append(Prompt(**{**values, "scene": _scene(values["scene"])}))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{path}:{number}: must be a row of a session trace, as load.sessions writes it: {error}"
@@ -150,11 +181,15 @@ def read_trace(path: Path = SHIPPED) -> list[Prompt]:
     return rows
 
 
+def _scene(values: dict[str, Any]) -> Scene | MovingScene:
+    return MovingScene(**{**values, "scene": Scene(**values["scene"])}) if "motion" in values else Scene(**values)
+
+
 def _user(user: int, now: float, how: Structure, rng: random.Random) -> Iterator[Prompt]:
     """Yield all requests of one user, in sessions whose number gives `requests_per_user` on average."""
     sessions_mean = how.requests_per_user / _lognormal_mean(how.session_length_median, how.session_length_sigma)
     size = _draw(how.sizes, rng)
-    history: list[tuple[str, Scene, int]] = []
+    history: list[tuple[str, Any, int]] = []
     while True:
         move = "pause"
         seed = rng.randrange(2**31) if rng.random() < how.fixed_seed else None
@@ -167,19 +202,20 @@ def _user(user: int, now: float, how: Structure, rng: random.Random) -> Iterator
                     size = _draw(how.sizes, rng)
             history.append(_next(history, move, how, rng))
             text, scene, _ = history[-1]
-            yield Prompt(text, user, round(now, 1), *size, how.steps, seed, "", scene)
+            yield Prompt(text, user, round(now, 1), *size, how.steps, seed, "", scene, how.frames)
         if rng.random() < 1 / sessions_mean:
             return
         now += max(1801.0, rng.lognormvariate(math.log(how.pause_median_s), how.pause_sigma))
 
 
 def _next(
-    history: Sequence[tuple[str, Scene, int]], move: str, how: Structure, rng: random.Random
-) -> tuple[str, Scene, int]:
+    history: Sequence[tuple[str, Any, int]], move: str, how: Structure, rng: random.Random
+) -> tuple[str, Any, int]:
     """Return the next (text, scene, wording) of a user; `move` is its relation to the last one."""
+    grammar = grammar_of(how.frames)
     if not history:
-        scene, wording = random_scene(rng, natural_share=0.4), rng.randrange(WORDINGS)
-        return caption(scene, wording), scene, wording
+        scene, wording = grammar.sample(rng, 0.4), rng.randrange(grammar.wordings)
+        return grammar.caption(scene, wording), scene, wording
     last, scene, wording = history[-1]
     if move == "equal":
         return history[-1]
@@ -189,21 +225,22 @@ def _next(
             return rng.choice(fitting)
     for _ in range(50):
         changed, worded = _changed(scene, wording, move, how, rng)
-        text = caption(changed, worded)
+        text = grammar.caption(changed, worded)
         if relation(last, text) == move:
             return text, changed, worded
     raise AssertionError(f"no {move} prompt after {last!r} in 50 tries")
 
 
-def _changed(scene: Scene, wording: int, move: str, how: Structure, rng: random.Random) -> tuple[Scene, int]:
+def _changed(scene: Any, wording: int, move: str, how: Structure, rng: random.Random) -> tuple[Any, int]:
+    grammar = grammar_of(how.frames)
     if move == "near":
         kind = _draw(how.near_edits, rng)
-        return edit(scene, kind, rng), rng.randrange(WORDINGS) if kind == "paraphrase" else wording
+        return grammar.edit(scene, kind, rng), rng.randrange(grammar.wordings) if kind == "paraphrase" else wording
     if rng.random() < how.several:
-        for kind in rng.sample([kind for kind in EDITS if kind not in ("paraphrase", "unrelated")], rng.choice((2, 3))):
-            scene = edit(scene, kind, rng)
-        return scene, rng.randrange(WORDINGS)
-    return edit(scene, "unrelated", rng), rng.randrange(WORDINGS)
+        for kind in rng.sample(grammar.single_changes, rng.choice((2, 3))):
+            scene = grammar.edit(scene, kind, rng)
+        return scene, rng.randrange(grammar.wordings)
+    return grammar.edit(scene, "unrelated", rng), rng.randrange(grammar.wordings)
 
 
 def _renumbered(rows: Sequence[Prompt]) -> list[Prompt]:
@@ -227,15 +264,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=SHIPPED_COUNT, help="number of requests")
     parser.add_argument("--seed", type=int, default=SHIPPED_SEED, help="seed of the random numbers")
-    parser.add_argument("--out", type=Path, default=SHIPPED, help="default: the trace that ships")
+    parser.add_argument("--clips", action="store_true", help="clips of 16 frames instead of images")
+    parser.add_argument("--out", type=Path, help="default: the trace that ships")
     chosen = parser.parse_args(arguments)
-    if chosen.out == SHIPPED and (chosen.count, chosen.seed) != (SHIPPED_COUNT, SHIPPED_SEED):
+    out = chosen.out or (SHIPPED_CLIPS if chosen.clips else SHIPPED)
+    if out in (SHIPPED, SHIPPED_CLIPS) and (chosen.count, chosen.seed) != (SHIPPED_COUNT, SHIPPED_SEED):
         parser.error(
             f"--out: the trace that ships has --count {SHIPPED_COUNT} --seed {SHIPPED_SEED} "
             f"(got {chosen.count} and {chosen.seed}); name another file"
         )
-    write_trace(chosen.out, make_trace(chosen.count, chosen.seed))
-    print(f"wrote {chosen.count} prompts to {chosen.out}")
+    write_trace(out, make_trace(chosen.count, chosen.seed, CLIPS if chosen.clips else None))
+    print(f"wrote {chosen.count} prompts to {out}")
 
 
 if __name__ == "__main__":

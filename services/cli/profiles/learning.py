@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from services.cli.profiles.pairs import IMAGES, Grammar, ScenePair, changed, further_pairs, scene_pairs
+from services.cli.profiles.pairs import ScenePair, changed, further_pairs, scene_pairs
 from services.retriever.bounds import LATENT, Near
 from services.retriever.learned import COPYING, Bools, features
 from services.retriever.profile import UNRELATED
@@ -22,6 +22,7 @@ from services.retriever.relation import CLOSE_SIMILARITY, CLOSE_WORDS, jaccard, 
 from shared.domain.types import vector_from
 from shared.models.learned_table import Floats
 from shared.models.scenes import EDITS
+from shared.models.scenes.modality import IMAGES, Grammar
 
 if TYPE_CHECKING:
     from services.embedder.encoder import Encoder

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shared.models.scenes import (
-    ATTRIBUTES,
-    CLIP_EDITS,
-    CLIP_WORDINGS,
-    EDITS,
-    MOVING_VALUES,
-    WORDINGS,
-    MovingScene,
-    Scene,
-    caption,
-    clip_caption,
-    edit,
-    edit_clip,
-    random_moving_scene,
-    random_scene,
-)
+from shared.models.scenes import ATTRIBUTES, MOVING_VALUES, MovingScene, Scene
+from shared.models.scenes.modality import IMAGES, Grammar
+from shared.models.scenes.modality import grammar_of as grammar_of
 
 FURTHER = ("same", "reworded", "several")
 """Further kinds, for the learned bound alone: the same prompt; one change in another wording; 2 to 4 changes at once,
@@ -31,31 +18,6 @@ FIRST_FURTHER = 1_000_000
 """Number of the first pair of a further kind: more pairs of either sort keep all numbers."""
 _UNREAD = ("size", "position")
 """Attributes that no judge reads off a clip: most motions decide them."""
-
-
-@dataclass(frozen=True)
-class Grammar:
-    """Scenes of one modality: their kinds of change, and the functions that sample, change and caption a scene."""
-
-    edits: Sequence[str]
-    wordings: int
-    sample: Callable[[random.Random], Any]
-    edit: Callable[[Any, str, random.Random], Any]
-    caption: Callable[[Any, int], str]
-
-    @property
-    def single_changes(self) -> tuple[str, ...]:
-        """Return the kinds that change one attribute."""
-        return tuple(kind for kind in self.edits if kind not in ("paraphrase", "unrelated"))
-
-
-IMAGES = Grammar(EDITS, WORDINGS, random_scene, edit, caption)
-CLIPS = Grammar(CLIP_EDITS, CLIP_WORDINGS, random_moving_scene, edit_clip, clip_caption)
-
-
-def grammar_of(frames: int) -> Grammar:
-    """Return the scenes of images (1 frame), or of clips."""
-    return IMAGES if frames == 1 else CLIPS
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,11 @@ import pytest
 from load import sessions
 from load.edit_structure import Asked, measure, relation
 from load.sessions import (
+    CLIP_KINDS,
+    CLIPS,
     KINDS,
     SHIPPED,
+    SHIPPED_CLIPS,
     SHIPPED_COUNT,
     SHIPPED_SEED,
     Structure,
@@ -21,7 +24,8 @@ from load.sessions import (
     read_trace,
     write_trace,
 )
-from shared.models.scenes import WORDINGS, Scene, caption
+from shared.models.scenes import CLIP_WORDINGS, WORDINGS, Scene, clip_caption, with_motion
+from shared.models.scenes.modality import IMAGES
 
 MEASURED = {
     # statistic: (real trace, windows as long as ours with an eighth of its users; tolerance: 1.5 of their deviations)
@@ -73,8 +77,25 @@ def test_the_structure_is_the_real_one(statistics: dict[str, float], name: str) 
 def test_every_prompt_says_its_scene_and_every_kind_is_there() -> None:
     rows = read_trace()
     assert {row.kind_of_edit for row in rows} == set(KINDS)
-    assert all(row.prompt in {caption(row.scene, wording) for wording in range(WORDINGS)} for row in rows)
+    assert all(row.prompt in {IMAGES.caption(row.scene, wording) for wording in range(WORDINGS)} for row in rows)
     assert {row.steps for row in rows} == {50}
+
+
+def test_the_file_of_clips_is_what_the_generator_makes_and_its_prompts_say_their_scenes(tmp_path: Path) -> None:
+    made = tmp_path / "made.jsonl"
+    write_trace(made, make_trace(SHIPPED_COUNT, SHIPPED_SEED, CLIPS))
+    assert made.read_bytes() == SHIPPED_CLIPS.read_bytes()
+    rows = read_trace(SHIPPED_CLIPS)
+    assert {row.kind_of_edit for row in rows} == set(CLIP_KINDS)
+    wordings = range(CLIP_WORDINGS)
+    assert all(row.prompt in {clip_caption(row.scene, one) for one in wordings} for row in rows)  # type: ignore[arg-type]  # all scenes move
+    assert {(row.frames, row.width, row.height) for row in rows} == {(16, 64, 64)}
+
+
+def test_the_size_that_a_motion_decides_is_no_change_of_its_own() -> None:
+    before = with_motion(Scene("fox", size="large"), "stay")
+    assert kind_of_edit(before, with_motion(before.scene, "left")) == "motion"
+    assert kind_of_edit(before, with_motion(replace(before.scene, colour="red"), "left")) == "several"
 
 
 def test_another_seed_makes_another_trace_with_users_numbered_by_appearance() -> None:
