@@ -32,6 +32,8 @@ DECIDING = (
     "services/gpu_worker/models/model_assignment.py",
     "services/gpu_worker/engine/scheduler.py",
     "services/replay/**/*.py",
+    "services/replay/traces/clip_bytes.json",
+    "services/text_extractor/*.py",
     "shared/index/nearest.py",
     "shared/models/*.py",
     "shared/models/bundled/large/state_codecs.json",
@@ -120,6 +122,9 @@ def _facts(load: Load) -> Iterator[Any]:
     yield [[level.k, level.min_similarity] for level in load.table.levels]
     if trace.steps is not None and load.card is not None:
         yield [_digest(trace.steps), load.card.sampler_id]
+    for part in load.parts or ():
+        yield [_digest(part.vectors), _digest(part.text_of)]
+        yield [[level.k, level.min_similarity] for level in load.pair_table.levels]
     if load.pictures is not None:
         pictures = load.pictures
         yield [asdict(pictures.curve), pictures.ends, pictures.text_floor]

@@ -58,8 +58,26 @@ class PolicySettings(BaseModel):
         0, ge=0, description="Least number of requests between two fits of the SVM; 0: as in serving."
     )
     state_codec: Literal[
-        "auto", "fp16", "int8", "fp8", "int6", "int4", "residual-2bit", "residual-1bit", "residual", "residual-4x4"
+        "auto",
+        "fp16",
+        "int8",
+        "fp8",
+        "int6",
+        "int4",
+        "residual-2bit",
+        "residual-1bit",
+        "residual",
+        "residual-4x4",
+        "residual-2x2x2",
+        "residual-4x2x2",
+        "keyframes",
     ] = "fp16"
+    keyframe_least: float = Field(
+        0.995, ge=0, le=1, description="Least cosine of a frame that `keyframes` decodes: 0.995, or 0 as in the paper."
+    )
+    pairs: bool = Field(
+        False, description="Also start from the object of one entry and the background of another (FlexCache §4.2)."
+    )
     reuses: Literal["latent", "picture", "refine"] = Field(
         "latent",
         description="Start from states, return images unchanged, or refine them from a noise level (MoDM §4.3).",
@@ -87,6 +105,18 @@ class PolicySettings(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _was_measured(self) -> Self:
+        if self.keyframe_least not in (0, 0.995):
+            raise ValueError(f"keyframe_least: was measured at 0 and 0.995 alone (got {self.keyframe_least:g})")
+        return self
+
+    @model_validator(mode="after")
+    def _pairs_are_latents(self) -> Self:
+        if self.pairs and (self.reuses != "latent" or self.lookup != "similar"):
+            raise ValueError("pairs: only a policy that compares prompts and reuses latents has pairs")
+        return self
+
+    @model_validator(mode="after")
     def _keeps_what_the_services_would(self) -> Self:
         """Check `capture_steps` by the rules of shared/runtime/settings/cache.py; K = 0 and K = 50 are no states."""
         if any(not 0 < k < 50 for k in self.capture_steps):
@@ -111,7 +141,15 @@ class PolicySettings(BaseModel):
     def share_of_fp16(self, step: int, steps: int) -> float:
         """Return the bytes of a state after `step` of `steps` steps, relative to fp16. `auto` takes the codecs that the
         bundled large model has at this K."""
-        return CODEC_SHARE[codec_of(self.state_codec, _large(), step, steps)]
+        codec = codec_of(self.state_codec, _large(), step, steps)
+        if codec not in CODEC_SHARE:
+            raise ConfigurationError(f"state_codec: {codec!r} was measured on clips alone; the trace has images")
+        return CODEC_SHARE[codec]
+
+    @property
+    def clip_codec(self) -> str:
+        """Return the codec's name in the measured bytes of clips (services/replay/traces/clip_bytes.py)."""
+        return "keyframes-paper" if (self.state_codec, self.keyframe_least) == ("keyframes", 0) else self.state_codec
 
     @property
     def is_surrogate(self) -> bool:

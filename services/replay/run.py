@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,7 @@ from services.replay.traces.embeddings import EmbeddingStore, embed
 from services.replay.traces.encoders import Rows, TextEncoder
 from services.replay.traces.load import Load
 from services.replay.traces.neighbours import Neighbours, find_neighbours, load_neighbours
+from services.replay.traces.parts import digest_of, groups_of, parts_of
 from services.replay.traces.surrogate import BYTES_PER_PIXEL as PICTURE_BYTES_PER_PIXEL
 from services.replay.traces.surrogate import Curve, picture_load
 from services.replay.traces.trace import DEFAULT_SIZE, Trace
@@ -59,6 +60,10 @@ class Options:
     images."""
     card: ModelCard | None = None
     """Model whose schedule decides which states fit, if each request has its own T."""
+    parts: bool = False
+    """Whether a policy also looks up objects and backgrounds."""
+    pair_table: KTable | None = None
+    """Table for pairs; None: `table`."""
 
 
 PICTURE_FLOOR = 0.0
@@ -86,40 +91,67 @@ class Prepared:
 def prepare(trace: Trace, encoder: TextEncoder, store_folder: Path, options: Options, bar: Bar) -> Prepared:
     """Return the inputs that all policies share; embeddings and neighbour lists stay on disk for the next run."""
     timings = Timings()
-    vectors, text_of = embedded(trace, encoder, store_folder, bar, timings)
+    vectors, text_of = embedded(trace.prompts, encoder, store_folder, bar, timings)
     sizes: dict[Size, int] = {}
     group_of = np.array([sizes.setdefault(size, len(sizes)) for size in trace.sizes], np.int64)
     groups = group_of if options.honour_sizes else None
     start = time.monotonic()
     folder = store_folder / encoder.hash
     floor = options.table.lowest_similarity
-    near, timings.neighbours_kept = _neighbours(trace, vectors, text_of, groups, folder, options, floor, bar)
+    kind = _lists_of(trace, "all" if groups is None else "sizes", options.width, floor)
+    near, timings.neighbours_kept = _neighbours(vectors, text_of, groups, folder / kind, options.width, floor, bar)
     drawn = [size if options.honour_sizes else DEFAULT_SIZE for size in sizes]
     pictures = None
     if options.pictures is not None:  # an image can be resized to any size (MoDM §5.2), so sizes form no groups
         curve, ends = options.pictures
-        wide, _ = _neighbours(trace, vectors, text_of, None, folder, options, PICTURE_FLOOR, bar)
+        kind = _lists_of(trace, "all", options.width, PICTURE_FLOOR)
+        wide, _ = _neighbours(vectors, text_of, None, folder / kind, options.width, PICTURE_FLOOR, bar)
         pictures = picture_load(curve, ends, text_of, wide)
-    timings.neighbours_s = time.monotonic() - start
     each, whole = (np.array([size_of(size) for size in drawn])[group_of] for size_of in (state_bytes, picture_bytes))
-    load = Load(trace, vectors, text_of, near, options.table, each, whole, groups, STEPS, pictures, options.card)
+    load = Load(
+        trace, vectors, text_of, near, options.table, each * trace.frames, whole, groups, STEPS, pictures,
+        pairs_by=options.pair_table, card=options.card,
+    )  # fmt: skip
+    if options.parts:
+        load = replace(load, parts=_parts(load, encoder, store_folder, options.width, bar, timings))
+    timings.neighbours_s = time.monotonic() - start
     return Prepared(load, timings)
 
 
-def embedded(trace: Trace, encoder: TextEncoder, store_folder: Path, bar: Bar, timings: Timings) -> tuple[Rows, Ints]:
-    """Return one unit vector per text of the trace, shape (texts, dim), and each request's row in them."""
-    texts = list(dict.fromkeys(trace.prompts))
+def _parts(
+    load: Load, encoder: TextEncoder, store_folder: Path, width: int, bar: Bar, timings: Timings
+) -> tuple[Load, Load]:
+    """Return the load of objects and that of backgrounds; only requests whose prompts name both are neighbours."""
+    bar("preparing: objects and backgrounds of the prompts", None)
+    found = parts_of(load.trace.prompts)
+    groups, floor = groups_of(found, load.group_of), load.pair_table.lowest_similarity
+
+    def of(name: str, said: Sequence[str]) -> Load:
+        vectors, text_of = embedded(said, encoder, store_folder, bar, timings)
+        lists = _lists_of(load.trace, f"{name}-{digest_of(said)}", width, floor)
+        near, _ = _neighbours(vectors, text_of, groups, store_folder / encoder.hash / lists, width, floor, bar)
+        return replace(load, vectors=vectors, text_of=text_of, neighbours=near, group_of=groups)
+
+    return of("objects", [one.object for one in found]), of("backgrounds", [one.background for one in found])
+
+
+def embedded(
+    said: Sequence[str], encoder: TextEncoder, store_folder: Path, bar: Bar, timings: Timings
+) -> tuple[Rows, Ints]:
+    """Return one unit vector per text, shape (texts, dim), and each request's row in them. said: a text per request."""
+    texts = list(dict.fromkeys(said))
     start = time.monotonic()
     store = EmbeddingStore(store_folder / encoder.hash, encoder.dim)
     try:
-        timings.encoded, timings.texts = len(store.missing(texts)), len(texts)
-        embed(store, encoder, texts, bar("embeddings", timings.encoded))
+        missing = len(store.missing(texts))
+        timings.encoded, timings.texts = timings.encoded + missing, timings.texts + len(texts)
+        embed(store, encoder, texts, bar("embeddings", missing))
         vectors = store.rows(texts)
     finally:
         store.close()
-    timings.embed_s = time.monotonic() - start
+    timings.embed_s += time.monotonic() - start
     place = {text: row for row, text in enumerate(texts)}
-    return vectors, np.array([place[prompt] for prompt in trace.prompts], np.int64)
+    return vectors, np.array([place[text] for text in said], np.int64)
 
 
 def state_bytes(size: Size) -> int:
@@ -132,24 +164,20 @@ def picture_bytes(size: Size) -> int:
     return round(size.width * size.height * PICTURE_BYTES_PER_PIXEL)
 
 
+def _lists_of(trace: Trace, kind: str, width: int, floor: float) -> str:
+    """Return the name of the file of neighbour lists."""
+    return f"neighbours-{trace.digest}-{len(trace)}-{kind}-{width}-{floor:.6f}.npz"
+
+
 def _neighbours(
-    trace: Trace,
-    vectors: Rows,
-    text_of: Ints,
-    groups: Ints | None,
-    folder: Path,
-    options: Options,
-    floor: float,
-    bar: Bar,
+    vectors: Rows, text_of: Ints, groups: Ints | None, path: Path, width: int, floor: float, bar: Bar
 ) -> tuple[Neighbours, bool]:
     """Return the neighbour lists above `floor`, and whether they were read from disk."""
-    kind = "all" if groups is None else "sizes"
-    path = folder / f"neighbours-{trace.digest}-{len(trace)}-{kind}-{options.width}-{floor:.6f}.npz"
     if path.is_file():
         return load_neighbours(path), True
-    advance = bar("neighbours", len(trace))
+    advance = bar("neighbours", len(text_of))
     begun = path.with_name(f"{path.stem}-begun.npz")
-    near = find_neighbours(vectors, text_of, groups, floor=floor, width=options.width, advance=advance, begun=begun)
+    near = find_neighbours(vectors, text_of, groups, floor=floor, width=width, advance=advance, begun=begun)
     near.save(path)
     return near, False
 
@@ -189,7 +217,7 @@ def replay(
                     write(path, made)
             else:
                 took_over(name, room)
-            plain = policy.reuses == "latent" and policy.state_codec == "fp16"
+            plain = policy.reuses == "latent" and policy.state_codec == "fp16" and not policy.pairs
             bounded = plain and not offered.entries and made.served is None
             what = made.decisions, made.seconds, made.processor_s, made.served
             yield Run(name, policy.title, policy.is_surrogate, bounded, room, *what, policy.predictor != "always")

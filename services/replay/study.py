@@ -6,7 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,10 @@ class Asked:
     None: every request takes T = 50."""
     neighbours: int = 64
     bound: bool = True
+    frames: int = 0
+    """Frames of every request; 0: the trace's own."""
+    pair_table: str = ""
+    """K table for pairs, a pair_k_table_*.json; empty: the same as for whole prompts."""
     embeddings: Path = Path(".afterimage/embeddings")
     anew: bool = False
     """Decide every policy again, also those that an earlier run decided with the same inputs."""
@@ -91,7 +95,11 @@ def study(asked: Asked, bar: Bar) -> tuple[dict[str, Any], dict[str, npt.NDArray
     bar(f"preparing: {len(trace):,} requests, their embeddings and neighbours", None)
     surrogate = any(policy.is_surrogate for _, policy in asked.policies)
     pictures = (read_curve()[0], MODM_ENDS) if surrogate else None
-    options = Options(table, warmup, asked.neighbours, asked.honour_sizes, pictures, asked.schedule)
+    parts = any(policy.pairs for _, policy in asked.policies)
+    of_pairs = k_table(asked.pair_table, asked.encoder, asked.alpha)[0] if asked.pair_table else None
+    options = Options(
+        table, warmup, asked.neighbours, asked.honour_sizes, pictures, asked.schedule, parts=parts, pair_table=of_pairs
+    )
     prepared = prepare(trace, encoder, asked.embeddings, options, bar)
     each = 1 if asked.entries else state_bytes(DEFAULT_SIZE)
     budgets = [states * each for states in asked.states]
@@ -123,6 +131,7 @@ def of_requests(trace: Trace, warmup: int) -> dict[str, npt.NDArray[Any]]:
 def trace_of(asked: Asked) -> tuple[Trace, str]:
     """Return the trace cut to its requests, with arrivals, and a description of the arrivals."""
     whole = read_trace(asked.trace, asked.schedule.max_steps if asked.schedule else None)
+    whole = replace(whole, frames=asked.frames or whole.frames)
     trace = whole[asked.skip : asked.skip + asked.limit if asked.limit else None]
     if not len(trace):
         raise InvalidRequestError("skip", f"must be below the {len(whole):,} requests of the trace", asked.skip)
@@ -147,6 +156,7 @@ def about_trace(asked: Asked, trace: Trace, warmup: int, arrivals: str) -> dict[
         "requests": len(trace),
         "users": len(set(trace.users.tolist())),
         "warmup": warmup,
+        **({"frames": trace.frames} if trace.frames > 1 else {}),
         "arrivals": arrivals,
         **({} if trace.steps is None else {"steps": _spread(trace.steps)}),
     }
@@ -163,7 +173,7 @@ def _thresholds(asked: Asked, trace: Trace, encoder: TextEncoder, bar: Bar) -> t
         return table, words
     cosines = []
     for name, one in ((asked.table_encoder, open_encoder(asked.table_encoder)), (asked.encoder, encoder)):
-        vectors, text_of = embedded(trace, one, asked.embeddings, bar, Timings())
+        vectors, text_of = embedded(trace.prompts, one, asked.embeddings, bar, Timings())
         cosines.append(nearest_earlier(vectors, text_of, bar(f"nearest by {name}", len(trace) - 1)))
     return matched(table, asked.table_encoder, *cosines)
 

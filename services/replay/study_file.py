@@ -26,6 +26,7 @@ class VirtualTime(_Table):
 
     workers: int = Field(1, ge=1, le=4096, description="Workers, which all run the same model.")
     max_rows: int = Field(8, ge=1, le=512, description="Requests that share a worker's step batch.")
+    closed: bool = Field(False, description="Each request arrives when a worker has a free row: no arrival times.")
     profile: str = Field(
         "bundled:large", description="Measured latency: bundled:NAME, a model's folder, or a latency.json."
     )
@@ -62,6 +63,7 @@ class Study(_Table):
     recorded_times: bool = Field(False, description="Take the trace's own arrivals instead.")
     seed: int = Field(0, ge=0, description="Seed of the arrivals, and of the first request's image.")
     honour_sizes: bool = Field(False, description="A latent starts images of its own size only.")
+    frames: int = Field(0, ge=0, le=4096, description="Frames of every request; 0: as the trace says, else images.")
     trace_steps: bool = Field(False, description="Each request takes the trace's own T.")
     model: str | None = Field(
         None, description="With `real`: the model that generates; with `trace_steps`: the schedule's. A name or folder."
@@ -71,6 +73,9 @@ class Study(_Table):
     )
     table: str = Field(
         "", description="Similarity → K: nirvana (Fig. 10) or a k_table_*.json; default: the encoder's own."
+    )
+    pair_table: str = Field(
+        "", description="Similarity → K of pairs: nirvana or a pair_k_table_*.json; default: that of whole prompts."
     )
     table_encoder: str = Field(
         "", description="Encoder that the table was made for; its thresholds move to the same quantiles of `encoder`."

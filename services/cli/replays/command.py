@@ -28,7 +28,7 @@ SHOWN = ("policy", "steps saved", "of the bound", "hits", "evicted", "decisions/
 SHOWN_TIMED = ("p50 s", "p99 s", "in 2× alone", "in 4× alone", "busy")
 ALIKE = {
     "table", "table_encoder", "warmup", "skip", "limit", "rate_per_s", "recorded_times", "seed", "honour_sizes",
-    "neighbours", "bound",
+    "neighbours", "bound", "frames", "pair_table",
 }  # fmt: skip
 """Keys of a study that `Asked` has under the same names."""
 
@@ -153,7 +153,7 @@ def _asked(study: Study, trace: Path, served: Settings | None, kept: dict[str, A
         policies=[(short, read_policy(name)) for short, name in study.of_policies.items()],
         states=_budgets(study, each),
         entries=bool(study.entries),
-        fleet=Fleet(read_profile(timed.profile), timed.workers, timed.max_rows) if timed else None,
+        fleet=Fleet(read_profile(timed.profile), timed.workers, timed.max_rows, timed.closed) if timed else None,
         schedule=replay_real.schedule_of(served, study.model) if study.trace_steps else None,
         encoder=encoder,
         alpha=alpha,

@@ -32,6 +32,8 @@ class Decisions:
     """The match predictor's score; 1 without a predictor."""
     found: npt.NDArray[np.bool_]
     """True for requests whose lookup found, or would have found, a state to start from."""
+    second: npt.NDArray[np.int32]
+    """Of a pair: the request whose state gave the background; −1: no pair."""
     searched: int = 0
     """Requests whose neighbour list was too short, so all live entries were compared."""
 
@@ -42,6 +44,7 @@ def nothing_decided(count: int) -> Decisions:
         np.zeros(count, np.int16), np.full(count, -1, np.int32), np.zeros(count, np.float32),
         np.zeros(count, np.int32), np.zeros(count, np.int32), np.zeros(count, np.int64),
         np.ones(count, np.bool_), np.ones(count, np.float32), np.zeros(count, np.bool_),
+        np.full(count, -1, np.int32),
     )  # fmt: skip
 
 
@@ -56,3 +59,5 @@ class Looked(NamedTuple):
     found: bool
     thought_of: Sequence[Weighed]
     """Candidates that the lookup weighed; empty without a lookup."""
+    second: str = ""
+    """Of a pair: the entry that gives the background."""

@@ -11,8 +11,10 @@ from services.cache_maintainer.eviction.scored import Offer
 from services.replay.policy import PolicySettings
 from services.replay.simulated.decisions import Decisions, Looked, nothing_decided
 from services.replay.simulated.own_steps import OwnSteps
-from services.replay.simulated.policy_inputs import UNLIMITED, bytes_of_states, empty_contents, table_and_neighbours
+from services.replay.simulated.pairs import Pair, pair_search
+from services.replay.simulated.policy_inputs import UNLIMITED, empty_contents, table_and_neighbours
 from services.replay.simulated.predicted import gate_of
+from services.replay.simulated.state_sizes import StateSizes
 from services.replay.traces.load import LiveRows, Load
 from services.retriever.selection import (
     Ladder,
@@ -23,8 +25,8 @@ from services.retriever.selection import (
     weigh,
 )
 from shared.domain.plan_rules import capture_steps
-from shared.domain.types import PICTURE_STEP, State, Vector
-from shared.models.k_table import raised
+from shared.domain.types import NEEDS, PICTURE_STEP, State, Vector
+from shared.models.k_table import KTable, raised
 
 NOTHING = Weighed(0, 0.0, "", 0)
 Row = tuple[Sequence[int], Sequence[float], bool]
@@ -62,9 +64,7 @@ class Replay:
         self._texts = load.text_of.tolist()
         self._present: dict[int, list[int]] = {}
         """Steps of the states that each request's entry holds."""
-        self._state_bytes = [1] * len(load.trace) if entries else bytes_of_states(load, policy)
-        self._share: Callable[[int, int], float] = cache(self._share_of_fp16)
-        """Bytes of a state after K of T steps, relative to fp16."""
+        self._sizes = StateSizes(load, policy, entries=entries)
         self._live = LiveRows(load, any_group=policy.is_surrogate) if policy.lookup == "similar" else None
         self._of_text: dict[tuple[int, int, int], int] = {}
         """(text, group, T) → the latest live request with this text."""
@@ -72,8 +72,11 @@ class Replay:
         self._steps: list[int] = load.trace.asked(load.steps).tolist()
         """T of each request."""
         self._ladder = Ladder(self._table, load.steps)
-        self._own = self._own_steps()
+        self._own = self._own_steps(self._table)
         """K tables and states by T; None: every request has the same T."""
+        self._pairs = pair_search(load, policy)
+        self._pair_ladder = Ladder(load.pair_table, load.steps)
+        self._own_pairs = self._own_steps(load.pair_table)
         self.searched = 0
         self._captured: Callable[[int, int], tuple[int, ...]] = cache(self._steps_kept)
 
@@ -86,7 +89,7 @@ class Replay:
             looked = self.look(request, row, times[request])
             self.note(made, request, looked)
             made.evicted[request] = self.keep(request, looked, times[request])
-            made.states[request], made.bytes[request] = len(self._shelf), self._shelf.bytes
+            made.states[request], made.bytes[request] = self.holds
             if request % 1024 == 1023:
                 advance(1024)
         advance(count % 1024)
@@ -104,16 +107,23 @@ class Replay:
         if not predicted:
             chosen, thought_of = None, ()
         start, similarity, name, _ = chosen or NOTHING
-        if start:
-            self._held.use(name, self._shelved(int(name), request, start), now)
-        return Looked(start, similarity, name, predicted, score, found, thought_of)
+        names = [name]
+        if pair := self._pair(request, start):
+            start, similarity = pair.start_step, pair.similarity
+            names = [self._names[pair.object], self._names[pair.background]]
+        for source in names if start else ():
+            for key in self._shelf.read_with((source, self._shelved(int(source), request, start))):
+                self._held.use(*key, now)
+        return Looked(start, similarity, names[0], predicted, score, found, thought_of, *names[1:])
 
     def keep(self, request: int, looked: Looked, now: float) -> int:
         """Insert the states of the request's image, as the cache maintainer does; return how many were evicted."""
-        name, image, total = self._names[request], self._state_bytes[request], self._steps[request]
+        name, image, total = self._names[request], self._sizes.image(request), self._steps[request]
         there = self._captured(looked.start_step, total)
         latents = () if self._pictures else there[-1:] if self._whole else there
-        sizes = {step: max(1, round(image * self._share(step, total))) for step in latents}
+        sizes, needs = self._sizes.latents(request, latents, total)
+        if latents and self._pairs is not None and self._pairs.has(request):
+            self._held.masks.put(name, self._sizes.mask(request))
         offer = Offer(
             name,
             self._users[request],
@@ -124,15 +134,19 @@ class Replay:
             total,
             looked.thought_of,
             image if self._pictures and there else None,
+            needs,
         )
         (steps,), victims = self._held.take_in((offer,), now)
         if victims:
             self._drop(victims)
         for step in steps:
-            self._held.put(State(name, step, "", sizes.get(step, image), "", "", 0, now, now))
+            codec = f"{NEEDS}{needs[step]}" if step in needs else ""
+            self._held.put(State(name, step, "", sizes.get(step, image), codec, "", 0, now, now))
         self._held.settled(name)
         if steps:
             self._appeared(request, there if self._pictures or self._whole else steps)
+        else:
+            self._held.masks.pop(name)
         return len(victims)
 
     def _shelved(self, source: int, request: int, start: int) -> int:
@@ -146,6 +160,8 @@ class Replay:
         self._present[request] = list(steps)
         if self._live is not None:
             self._live.add(request)
+        if self._pairs is not None:
+            self._pairs.add(request)
         self._of_text[self._text(request)] = request
         if self._gate is not None:
             self._gate.came(self._group(request), self._names[request], request)
@@ -155,13 +171,14 @@ class Replay:
         if looked.start_step:
             made.start_step[request], made.similarity[request] = looked.start_step, looked.similarity
             made.source[request] = int(looked.entry_id)
+            made.second[request] = int(looked.second or -1)
         made.predicted[request], made.score[request] = looked.predicted, looked.score
         made.found[request] = looked.found
 
     @property
     def holds(self) -> tuple[int, int]:
-        """Number of held states (or entries), and their bytes."""
-        return len(self._shelf), self._shelf.bytes
+        """Number of held states (or entries), and their bytes with those of the masks."""
+        return len(self._shelf), self._shelf.bytes + self._held.masks.total
 
     def held(self) -> dict[str, list[int]]:
         """Return the steps of the states that each entry holds."""
@@ -180,6 +197,13 @@ class Replay:
             limit = max(self._policy.candidates, self._policy.further_candidates)
             seen = self._weighed(request, self._nearest(request, limit))
         return seen
+
+    def _pair(self, request: int, above: int) -> Pair | None:
+        """Return the pair that saves more steps than `above`; at equal steps the whole prompt is taken (§4.2.1)."""
+        if self._pairs is None:
+            return None
+        ladder, present = (self._pair_ladder, self._present) if self._own_pairs is None else self._own_pairs.of(request)
+        return self._pairs.best(ladder, request, present, above)
 
     def _weighed(self, request: int, near: Iterable[tuple[int, float]]) -> Seen:
         """Weigh the nearest live entries of `near`, most similar first; widen the search if they have holes (ADR
@@ -237,11 +261,11 @@ class Replay:
         groups = self._load.group_of
         return -1 if groups is None else int(groups[request])
 
-    def _own_steps(self) -> OwnSteps | None:
+    def _own_steps(self, table: KTable) -> OwnSteps | None:
         if self._load.trace.steps is None:
             return None
         assert self._load.card is not None
-        return OwnSteps(self._steps, self._load.card, self._table, self._present, pictures=self._pictures)
+        return OwnSteps(self._steps, self._load.card, table, self._present, pictures=self._pictures)
 
     def _steps_kept(self, start: int, total: int) -> tuple[int, ...]:
         """Return the steps of the states that are kept of an image with `total` steps that started at `start`."""
@@ -251,9 +275,6 @@ class Replay:
             return () if start and not self._policy.insert_on_hit else self._ladder.steps
         ks = self._policy.capture_steps
         return capture_steps(ks, total, start, insert_on_hit=self._policy.insert_on_hit)
-
-    def _share_of_fp16(self, step: int, total: int) -> float:
-        return 1.0 if self._whole else self._policy.share_of_fp16(step, total)
 
     def _drop(self, victims: Sequence[State]) -> None:
         spent = []
@@ -273,7 +294,10 @@ class Replay:
     def _vanished(self, request: int) -> None:
         """Remove an entry without states from the lookups."""
         del self._present[request]
+        self._held.masks.pop(self._names[request])
         if self._live is not None:
             self._live.remove(request)
+        if self._pairs is not None:
+            self._pairs.remove(request)
         if self._of_text.get(self._text(request)) == request:
             del self._of_text[self._text(request)]

@@ -30,12 +30,15 @@ class Fleet:
     profile: Profile
     workers: int
     max_rows: int
+    closed: bool = False
+    """Each request arrives when a worker has a free row: the throughput of workers that are never idle."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """Start and end of each request, in seconds of virtual time, and the load of the workers."""
+    """Arrival, start and end of each request, in seconds of virtual time, and the load of the workers."""
 
+    arrived_at: Floats
     joined_at: Floats
     done_at: Floats
     busy_s: float
@@ -53,6 +56,8 @@ class TimedReplay:
         count = len(trace)
         self._made = nothing_decided(count)
         self._joined, self._done = np.zeros(count), np.zeros(count)
+        self._arrived = np.zeros(count) if fleet.closed else trace.arrival_s
+        self._closed = fleet.closed
         self._in_hand: dict[int, Looked] = {}
         model = fleet.profile.model
         # with one model, hits and misses wait in the model's own lane, and a broker pushes them
@@ -63,21 +68,24 @@ class TimedReplay:
 
     def run(self, advance: Callable[[int], None] = lambda _: None) -> tuple[Decisions, Served]:
         """Run until the last image is finished; `advance` counts the arrivals."""
-        times = self._trace.arrival_s.tolist()
         for request, row in enumerate(self._replay.rows()):
-            self._workers.until(times[request])
-            looked = self._in_hand[request] = self._replay.look(request, row, times[request])
+            if self._closed:
+                self._workers.until_free()
+                self._arrived[request] = self._workers.now
+            now = float(self._arrived[request])
+            self._workers.until(now)
+            looked = self._in_hand[request] = self._replay.look(request, row, now)
             self._replay.note(self._made, request, looked)
             plan, steps = self._plan(looked.start_step), self._steps[request]
-            self._workers.arrive(Request(request, times[request], plan, steps))
+            self._workers.arrive(Request(request, now, plan, steps))
             if request % 1024 == 1023:
                 advance(1024)
         self._workers.finish()
-        advance(len(times) % 1024)
+        advance(len(self._trace) % 1024)
         workers = self._workers.workers
         served = Served(
-            self._joined, self._done, sum(one.busy_s for one in workers), sum(one.row_s for one in workers),
-            self._workers.now, self._workers.longest,
+            self._arrived, self._joined, self._done, sum(one.busy_s for one in workers),
+            sum(one.row_s for one in workers), self._workers.now, self._workers.longest,
         )  # fmt: skip
         return replace(self._made, searched=self._replay.searched), served
 
@@ -99,7 +107,7 @@ def timed_figures(served: Served, trace: Trace, warmup: int, steps: int, fleet: 
     A request's SLOs are multiples of the latency of an image with its T, generated alone. `slo_s` has their seconds if
     every request has the same T, and None otherwise.
     """
-    arrived, done = trace.arrival_s[warmup:], served.done_at[warmup:]
+    arrived, done = served.arrived_at[warmup:], served.done_at[warmup:]
     latency, queued = done - arrived, served.joined_at[warmup:] - arrived
     alone = trace.asked(steps)[warmup:] * fleet.profile.of(1) + fleet.profile.decode_s
     limits = slo_s(fleet.profile, steps, SLO_TIMES) if trace.steps is None else [None] * len(SLO_TIMES)

@@ -79,6 +79,11 @@ class Workers:
             what()
         self.now = max(self.now, when)
 
+    def until_free(self) -> None:
+        """Run events until some worker has a free row."""
+        while self._events and not any(worker.in_hand < self.max_rows for worker in self.workers):
+            self.until(self._events[0][0])
+
     def finish(self) -> None:
         """Run until no event is left."""
         while self._events:

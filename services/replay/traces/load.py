@@ -37,8 +37,16 @@ class Load:
     """T of every request, if the trace has no T of its own."""
     pictures: PictureLoad | None = None
     """Surrogate similarities to images; None: no policy uses them."""
+    parts: tuple[Load, Load] | None = None
+    """The same with the embeddings of objects and of backgrounds, for pairs; None: no policy has pairs."""
+    pairs_by: KTable | None = None
+    """Table for pairs; None: `table`."""
     card: ModelCard | None = None
     """Model whose schedule decides which states fit, if each request has its own T."""
+
+    @property
+    def pair_table(self) -> KTable:
+        return self.pairs_by or self.table
 
 
 class LiveRows:

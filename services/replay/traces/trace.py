@@ -25,6 +25,7 @@ ORDER = ("timestamp", "channel", "seq")
 SIDES = ("width", "height")
 LARGEST = 65_536
 """Largest accepted side, pixels."""
+MOST_FRAMES = 4096
 PIXELS = f"must be a whole number of pixels from 1 to {LARGEST:,}"
 
 
@@ -40,13 +41,22 @@ class Trace:
     sizes: tuple[Size, ...]
     steps: npt.NDArray[np.int64] | None = None
     """T of each request; None: one T for all."""
+    frames: int = 1
+    """Frames of every request; more than one: clips."""
 
     def __len__(self) -> int:
         return len(self.prompts)
 
     def __getitem__(self, rows: slice) -> Trace:
         steps = None if self.steps is None else self.steps[rows]
-        return Trace(self.prompts[rows], self.users[rows], self.arrival_s[rows], self.sizes[rows], steps)
+        return replace(
+            self,
+            prompts=self.prompts[rows],
+            users=self.users[rows],
+            arrival_s=self.arrival_s[rows],
+            sizes=self.sizes[rows],
+            steps=steps,
+        )
 
     def asked(self, steps: int) -> npt.NDArray[np.int64]:
         """Return T of each request, shape (requests,); `steps` if the trace has none."""
@@ -78,7 +88,8 @@ def poisson(trace: Trace, rate_per_s: float, seed: int = 0) -> Trace:
 def read_trace(path: Path, most_steps: int | None = None) -> Trace:
     """Read the columns `prompt` and `user`, and optional columns.
 
-    Optional are `arrival_s` (or `timestamp`, `channel`, `seq`; else the file's order), and `width` with `height`. With
+    Optional are `arrival_s` (or `timestamp`, `channel`, `seq`; else the file's order), `width` with `height`, and
+    `frames`, the same in all rows. With
     `most_steps` the column `steps` is needed too, each T from 1 to `most_steps`; None: `steps` is ignored.
 
     Raises ConfigurationError, with line and field, for a missing file and for wrong columns or values.
@@ -103,6 +114,7 @@ def read_trace(path: Path, most_steps: int | None = None) -> Trace:
         arrival_s=arrival_s,
         sizes=tuple(sizes[row] for row in order) if sizes else (DEFAULT_SIZE,) * len(prompts),
         steps=None if steps is None else steps[order],
+        frames=_frames(columns),
     )
 
 
@@ -141,6 +153,16 @@ def _sizes(columns: Columns) -> list[Size]:
     widths, heights = (columns.numbers(name, PIXELS, 1, LARGEST, whole=True).astype(int).tolist() for name in SIDES)
     known: dict[tuple[int, int], Size] = {}
     return [known.setdefault(pair, Size(*pair)) for pair in zip(widths, heights, strict=True)]
+
+
+def _frames(columns: Columns) -> int:
+    if "frames" not in columns:
+        return 1
+    first = columns.values["frames"][0]
+    rule = f"must be a whole number of frames from 1 to {MOST_FRAMES:,}"
+    frames = columns.numbers("frames", rule, 1, MOST_FRAMES, whole=True)
+    columns.checked("frames", "must be the same in all rows", lambda value: value == first)
+    return int(frames[0])
 
 
 def _steps(columns: Columns, most: int) -> npt.NDArray[np.int64]:

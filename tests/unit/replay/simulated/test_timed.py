@@ -70,3 +70,12 @@ def test_each_request_takes_and_is_held_against_its_own_steps() -> None:
     figures = timed_figures(served, load.trace, 30, load.steps, fleet)
     assert figures["slo"] == {"2": 1.0, "4": 1.0}  # of a picture of 50 steps, 150 would be 2.8
     assert figures["slo_s"] == {"2": None, "4": None}
+
+
+def test_a_closed_loop_keeps_the_worker_busy_and_decides_in_turn() -> None:
+    load, fleet = a_load(), Fleet(Profile("toy", (1,), (0.5,), 0.0), 1, 1, closed=True)
+    made, served = TimedReplay(Replay(load, read_policy("flexcache"), ROOM), load.trace, load.steps, fleet).run()
+    assert served.joined_at.tolist() == served.arrived_at.tolist()
+    assert served.busy_s == pytest.approx(served.ended_at) == pytest.approx(0.5 * (50 - made.start_step).sum())
+    in_turn = replace(load, trace=replace(load.trace, arrival_s=served.arrived_at))
+    assert Replay(in_turn, read_policy("flexcache"), ROOM).run().start_step.tolist() == made.start_step.tolist()

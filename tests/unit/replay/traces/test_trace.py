@@ -194,3 +194,15 @@ def test_what_is_no_trace_is_said(tmp_path: Path, name: str, text: str, said: st
         read_trace(tmp_path / name)
     with pytest.raises(ConfigurationError, match="no such file"):
         read_trace(tmp_path / "elsewhere" / name)
+
+
+def test_frames_make_a_trace_of_clips_and_are_the_same_in_all_rows(tmp_path: Path) -> None:
+    rows = [{**row, "frames": 16} for row in ROWS]
+    trace = read_trace(written(tmp_path, "jsonl", rows))
+    assert (trace.frames, trace[1:].frames) == (16, 16)
+    rows[1]["frames"] = 8
+    with pytest.raises(ConfigurationError, match="line 2, field 'frames': must be the same in all rows"):
+        read_trace(written(tmp_path, "jsonl", rows))
+    rows[0]["frames"] = 0
+    with pytest.raises(ConfigurationError, match="line 1, field 'frames': must be a whole number"):
+        read_trace(written(tmp_path, "jsonl", rows))
