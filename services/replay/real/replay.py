@@ -98,6 +98,8 @@ def real_study(asked: Asked, real: Real, bar: Bar) -> Made:
     _pictures_can_start(asked, real.base, encoder)
     bar(f"preparing: the trace {asked.trace.name}", None)
     offered, arrivals = trace_of(asked)
+    if offered.frames > 1:
+        raise ConfigurationError(f"frames: replays on real models generate images (got {offered.frames} frames)")
     if asked.schedule is None and not card.draws(card.default_size, STEPS):
         raise ConfigurationError(
             f"model {card.name!r} takes at most {card.max_steps} steps (got {STEPS}); set trace_steps"

@@ -71,6 +71,8 @@ def why_not(policy: PolicySettings, base: Settings) -> str:
         return "the services return a stored image only for the same text and seed, and traces have no seeds"
     if policy.reuses == "picture":
         return "the services never return the image of another prompt unchanged"
+    if policy.pairs:
+        return "replays on real models generate images, and only clips have pairs"
     if policy.refit_requests:
         return "the services' SVM decides itself when it is fitted (refit_requests must be 0)"
     if policy.raised_by:

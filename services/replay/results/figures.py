@@ -71,6 +71,7 @@ def figures(run: Run, trace: Trace, warmup: int, steps: int, fleet: Fleet | None
         "bounded": run.bounded,
         "requests": len(start),
         "hit_rate": float(hits.mean()),
+        "by_pairs": float((made.second[warmup:] >= 0).mean()),
         "steps_saved": float(start.mean() / asked.mean()),
         "steps_saved_95": interval(saved, trace.users[warmup:], weights),
         "parts": [
