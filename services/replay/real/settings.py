@@ -113,4 +113,5 @@ def _changes(policy: PolicySettings, room_bytes: int) -> dict[str, Any]:
         "capture_steps": policy.capture_steps,
         "state_codec": policy.state_codec,
         "insert_on_hit": policy.insert_on_hit,
+        **({"keyframe_least": policy.keyframe_least} if policy.state_codec == "keyframes" else {}),
     }

@@ -14,6 +14,7 @@ from shared.runtime.settings import Settings
 from tests.unit.replay.house import policy
 
 NOT_SERVED = {"exact", "retrieval", "gpt-cache", "crs", "gdsf", "s3fifo", "wtinylfu", "modm-raised"}
+PAIRS = {"flexcache-video", "afterimage-video", "afterimage-video-residual"}
 ROOM = 123_456
 
 
@@ -23,9 +24,9 @@ def base(tmp_path: Path, **given: Any) -> Settings:
 
 def test_every_policy_that_ships_is_served_or_refused_with_a_reason(tmp_path: Path) -> None:
     plain, two = base(tmp_path), base(tmp_path, small="bundled:small")
-    assert set(servable(two)) == set(shipped()) - NOT_SERVED
+    assert set(servable(two)) == set(shipped()) - NOT_SERVED - PAIRS
     assert set(servable(two)) - set(servable(plain)) == {"modm-cache-large"}
-    assert all(why_not(read_policy(name), two) for name in NOT_SERVED)
+    assert all(why_not(read_policy(name), two) for name in NOT_SERVED | PAIRS)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,7 @@ def test_every_policy_that_ships_is_served_or_refused_with_a_reason(tmp_path: Pa
         ("nirvana-sketch", {"predictor": "sketch", "sketch_margin": 0.01, "eviction_policy": "lcbfu"}),
         ("nirvana-f0", {"eviction_policy": "lcbfu", "predictor": "always", "lcbfu_initial_uses": 0.0}),
         ("flexcache", {"eviction_policy": "lrbu", "candidates": 1, "insert_on_hit": True, "state_codec": "fp16"}),
+        ("nirvana-video-keyframes", {"eviction_policy": "lcbfu", "state_codec": "keyframes", "keyframe_least": 0.0}),
         ("afterimage", {"eviction_policy": "afterimage", "candidates": 8, "capture_steps": (5, 10, 15, 20, 25)}),
         ("afterimage-int6", {"eviction_policy": "afterimage", "state_codec": "int6", "cache_max_bytes": ROOM}),
         ("modm", {"image_tier": "all", "picture_policy": "fifo", "picture_max_bytes": ROOM, "cache_max_bytes": 0}),

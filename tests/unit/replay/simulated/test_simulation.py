@@ -70,7 +70,7 @@ def test_no_shelf_ever_holds_more_than_the_budget(evict: str) -> None:
     assert made.start_step.any()
 
 
-@pytest.mark.parametrize("name", sorted(set(shipped()) - {"nirvana"}))
+@pytest.mark.parametrize("name", sorted(name for name in shipped() if name != "nirvana" and "video" not in name))
 def test_every_shipped_policy_runs_and_gives_the_same_twice(name: str) -> None:
     load = load_of(*topics(300))
     once, again = (Replay(load, read_policy(name), ROOM).run() for _ in range(2))
