@@ -26,6 +26,7 @@ COMMANDS: dict[str, list[str]] = {
     "slo_latency": ["bench.virtual_time.slo_latency"],
     "paper_rates": ["bench.virtual_time.paper_rates"],
     "monitor_ramp": ["bench.virtual_time.monitor_ramp"],
+    "clip_replays": ["bench.replays.clip_replays"],
     "two_processes": ["bench.two_processes"],
 }
 """Name → arguments of `python -m`, in order of dependence. `k_quality` reads the profile before it. The benchmarks

@@ -104,7 +104,8 @@ class Prompt:
     steps: int
     seed: int | None
     kind_of_edit: str
-    scene: Scene | MovingScene
+    scene: Any
+    """A Scene; a MovingScene of clips."""
     frames: int = 1
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.models.scenes import ATTRIBUTES, MOVING_VALUES, MovingScene, Scene
+from shared.models.scenes.modality import CLIPS as CLIPS
 from shared.models.scenes.modality import IMAGES, Grammar
 from shared.models.scenes.modality import grammar_of as grammar_of
 

@@ -37,12 +37,12 @@ class Load:
     """T of every request, if the trace has no T of its own."""
     pictures: PictureLoad | None = None
     """Surrogate similarities to images; None: no policy uses them."""
+    card: ModelCard | None = None
+    """Model whose schedule decides which states fit, if each request has its own T."""
     parts: tuple[Load, Load] | None = None
     """The same with the embeddings of objects and of backgrounds, for pairs; None: no policy has pairs."""
     pairs_by: KTable | None = None
     """Table for pairs; None: `table`."""
-    card: ModelCard | None = None
-    """Model whose schedule decides which states fit, if each request has its own T."""
 
     @property
     def pair_table(self) -> KTable:

@@ -88,7 +88,7 @@ def test_the_file_of_clips_is_what_the_generator_makes_and_its_prompts_say_their
     rows = read_trace(SHIPPED_CLIPS)
     assert {row.kind_of_edit for row in rows} == set(CLIP_KINDS)
     wordings = range(CLIP_WORDINGS)
-    assert all(row.prompt in {clip_caption(row.scene, one) for one in wordings} for row in rows)  # type: ignore[arg-type]  # all scenes move
+    assert all(row.prompt in {clip_caption(row.scene, one) for one in wordings} for row in rows)
     assert {(row.frames, row.width, row.height) for row in rows} == {(16, 64, 64)}
 
 
