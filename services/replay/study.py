@@ -135,6 +135,8 @@ def trace_of(asked: Asked) -> tuple[Trace, str]:
     trace = whole[asked.skip : asked.skip + asked.limit if asked.limit else None]
     if not len(trace):
         raise InvalidRequestError("skip", f"must be below the {len(whole):,} requests of the trace", asked.skip)
+    if asked.fleet is not None and asked.fleet.closed:
+        return trace, "each request arrives when a worker is free"
     if asked.recorded_times:
         return trace, "arrivals as recorded"
     rate = asked.rate_per_s or trace.mean_rate_per_s
