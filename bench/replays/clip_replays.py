@@ -38,7 +38,6 @@ from services.replay.traces.clip_bytes import FILE as CLIP_BYTES
 from services.replay.traces.encoders import TextEncoder, open_encoder
 from services.replay.traces.load import Load
 from services.replay.traces.trace import Trace, read_trace
-from shared.models.card import ModelCard
 from shared.models.card_lookup import find_card
 from shared.models.k_table import FIG_10, KTable, named_table, read_table
 from shared.runtime.progress import Bar, shown
@@ -71,22 +70,28 @@ def own_trace(count: int, seed: int, folder: Path) -> Path:
     return path
 
 
-def prepared(asked: argparse.Namespace, encoder: TextEncoder, bar: Bar) -> Load:
-    """Return the load of the fill and the counted requests, with the paper's table for whole prompts and pairs."""
+def offered(asked: argparse.Namespace) -> Trace:
+    """Return the requests of the fill and those that count."""
     count = asked.fill + asked.count
-    path = asked.trace or own_trace(count, asked.seed, asked.work)
-    trace: Trace = read_trace(path)[:count]
+    trace = read_trace(asked.trace or own_trace(count, asked.seed, asked.work))[:count]
     if len(trace) < count:
         raise SystemExit(f"--count: the trace has {len(trace):,} requests, and fill and count need {count:,}")
-    trace = replace(trace, frames=trace.frames if trace.frames > 1 else asked.frames)
-    return prepare(trace, encoder, asked.embeddings, Options(FIG_10, asked.fill, parts=True), bar).load
+    return replace(trace, frames=trace.frames if trace.frames > 1 else asked.frames)
 
 
 class Replays:
-    """Replays of one load, in virtual time; finished ones are read from disk."""
+    """Replays of one trace, in virtual time; finished ones are read from disk."""
 
-    def __init__(self, load: Load, encoder: TextEncoder, asked: argparse.Namespace, bar: Bar) -> None:
-        self.load, self._encoder, self._asked, self._bar = load, encoder, asked, bar
+    def __init__(self, trace: Trace, encoder: TextEncoder, asked: argparse.Namespace, bar: Bar) -> None:
+        self._trace, self._encoder, self._asked, self._bar = trace, encoder, asked, bar
+        self.load = self.load_by(FIG_10)
+        """Load with the paper's table for whole prompts and pairs."""
+
+    def load_by(self, own: KTable, of_pairs: KTable | None = None) -> Load:
+        """Return the load with these tables, at their T."""
+        options = Options(own, self._asked.fill, parts=True, pair_table=of_pairs)
+        load = prepare(self._trace, self._encoder, self._asked.embeddings, options, self._bar).load
+        return replace(load, steps=own.steps)
 
     def run(self, name: str, policy: PolicySettings, room: int, load: Load | None = None) -> Run:
         """Replay one policy in `room` bytes; load: another one than the paper's settings, for other tables or T."""
@@ -120,33 +125,34 @@ def table_1(replays: Replays, rooms: Sequence[int]) -> dict[str, dict[str, Figur
     return found
 
 
-def own_tables(card: ModelCard, encoder: TextEncoder, alpha: float) -> Iterator[tuple[KTable, KTable | None, str]]:
-    """Yield the model's K table of each T, its table for pairs, and the reason why neither applies, if any."""
-    pairs = [read_table(path) for path in sorted(card.folder.glob(f"pair_k_table_{alpha:g}*.json"))]
-    for path in sorted(card.folder.glob(f"k_table_{alpha:g}*.json")):
+def own_tables(
+    folder: Path, weights_hash: str, encoder_hash: str, alpha: float
+) -> Iterator[tuple[KTable, KTable | None, str]]:
+    """Yield the K table of each T in a model's folder, its table for pairs, and why it does not apply, if so."""
+
+    def misfit(one: KTable) -> str:
+        if one.encoder_hash != encoder_hash:
+            return "measured with another encoder"
+        if one.weights_hash != weights_hash:
+            return "measured with other weights"
+        return "its runs from noise lose quality" if one.noise is not None and not one.noise.safe else ""
+
+    pairs = [read_table(path) for path in sorted(folder.glob(f"pair_k_table_{alpha:g}*.json"))]
+    for path in sorted(folder.glob(f"k_table_{alpha:g}*.json")):
         one = read_table(path)
-        misfits = [
-            why
-            for why, wrong in (
-                ("measured with another encoder", one.encoder_hash != encoder.hash),
-                ("measured with other weights", one.weights_hash != card.weights_hash),
-                ("its runs from noise lose quality", one.noise is not None and not one.noise.safe),
-            )
-            if wrong
-        ]
-        yield one, next((pair for pair in pairs if pair.steps == one.steps), None), "; ".join(misfits)
+        of_pairs = next((pair for pair in pairs if pair.steps == one.steps and not misfit(pair)), None)
+        yield one, of_pairs, misfit(one)
 
 
 def ours(replays: Replays, asked: argparse.Namespace, encoder: TextEncoder, room: int) -> list[Figures]:
     """Return our policies with the model's own tables, at each T."""
-    found = list[Figures]()
-    for own, of_pairs, why_not in own_tables(find_card("bundled:motion"), encoder, asked.alpha):
+    found, card = list[Figures](), find_card("bundled:motion")
+    for own, of_pairs, why_not in own_tables(card.folder, card.weights_hash, encoder.hash, asked.alpha):
         said = {"steps": own.steps, "levels": len(own.levels), "pair_levels": len(of_pairs.levels) if of_pairs else 0}
         if why_not:
             found.append({**said, "why_not": why_not})
             continue
-        none = KTable((), own.steps)
-        load = replace(replays.load, table=named_table(own), pairs_by=of_pairs or none, steps=own.steps)
+        load = replays.load_by(named_table(own), of_pairs or KTable((), own.steps))
         for name in (OURS, "afterimage-video-residual"):
             run = replays.run(name, read_policy(name), room, load)
             found.append({**said, "policy": name, **replays.figures(run, own.steps)})
@@ -251,7 +257,7 @@ def main(given: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(given)
     on, encoder = machine(), open_encoder(asked.encoder)
     with shown() as bar:
-        replays = Replays(prepared(asked, encoder, bar), encoder, asked, bar)
+        replays = Replays(offered(asked), encoder, asked, bar)
         found = all_figures(replays, asked, encoder)
     print(report(found))
     settings = settings_of(asked) | {"trace": asked.trace.name if asked.trace else "load.sessions, CLIPS"}

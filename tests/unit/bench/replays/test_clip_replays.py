@@ -14,6 +14,7 @@ from bench.replays import clip_replays
 from services.replay.results.figures import Run
 from services.replay.simulated.decisions import nothing_decided
 from services.replay.simulated.timed import Served
+from shared.models.k_table import FIG_10, table_to_json
 
 
 def run(starts: list[int], second: list[int]) -> Run:
@@ -48,6 +49,25 @@ def test_costs_are_those_of_the_paper() -> None:
     assert none == pytest.approx(242 * 3.67 / 3600)
     assert 1 - figures.cost(0.08 / 1.08, extraction=False) / none == pytest.approx(0.048, abs=0.02)
     assert 1 - figures.cost(0.3, extraction=True) / none == pytest.approx(0.25, abs=0.02)
+
+
+def test_own_tables_apply_to_their_weights_and_encoder_and_have_pairs_of_the_same_steps(tmp_path: Path) -> None:
+    base = replace(FIG_10, weights_hash="w", encoder_hash="e", encoder_weights="")
+    files = {
+        "k_table_0.95.json": replace(base, steps=10),
+        "k_table_0.95_t50.json": base,
+        "k_table_0.95_t25.json": replace(base, steps=25, encoder_hash="other"),
+        "pair_k_table_0.95.json": replace(base, steps=10),
+        "pair_k_table_0.95_t50.json": replace(base, weights_hash="other"),
+    }
+    for name, one in files.items():
+        (tmp_path / name).write_text(json.dumps(table_to_json(one)))
+    found = clip_replays.own_tables(tmp_path, "w", "e", 0.95)
+    assert [(one.steps, pairs and pairs.steps, why_not) for one, pairs, why_not in found] == [
+        (10, 10, ""),
+        (25, None, "measured with another encoder"),
+        (50, None, ""),
+    ]
 
 
 def test_a_tiny_run_writes_every_figure(tmp_path: Path) -> None:
