@@ -27,6 +27,7 @@ from bench.measuring.recording import command_line, machine, record, settings_of
 from bench.replays import clip_figures as figures
 from bench.replays.clip_figures import Figures
 from bench.replays.clip_plots import plot
+from bench.replays.shapes import PAPERS
 from load.sessions import CLIPS, make_trace, write_trace
 from services.replay.kept import Kept
 from services.replay.policy import PolicySettings, read_policy
@@ -58,7 +59,8 @@ EVICTIONS = ("fifo", "lru", "lcbfu", "lrbu")
 """Table 1: FlexCache with each eviction."""
 SHOWN = ("hit_rate", "steps_saved")
 COMPARED = (*STAGES.values(), OURS, "afterimage-video-residual")
-PAPERS = Path(__file__).parent / "paper_shapes.json"
+PAPER = Path(__file__).parent / "paper_clips.json"
+"""The numbers of these figures in the paper's text; those of Table 1 are in paper_shapes.json."""
 
 
 def own_trace(count: int, seed: int, folder: Path) -> Path:
@@ -167,11 +169,11 @@ def all_figures(replays: Replays, asked: argparse.Namespace, encoder: TextEncode
     room = int(every.decisions.bytes[asked.fill - 1])
     rooms = [room // divisor for divisor in DIVISORS]
     by_room = compared(replays, rooms)
-    papers = json.loads(PAPERS.read_text(encoding="utf-8"))
+    paper, shapes = (json.loads(path.read_text(encoding="utf-8")) for path in (PAPER, PAPERS))
     measured = json.loads(CLIP_BYTES.read_text(encoding="utf-8"))
     at_full = by_room[str(room)]
     return {
-        "paper": papers["flexcache_video"] | {"table_1": papers["flexcache_table_1"]},
+        "paper": paper | {"table_1": shapes["flexcache_table_1"]},
         "requests": {"fill": asked.fill, "counted": asked.count, "frames": load.trace.frames},
         "room": room,
         "rooms": rooms,
