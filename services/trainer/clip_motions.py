@@ -103,7 +103,7 @@ def _begin(pair: Path) -> tuple[CLIPModel, Words]:
     pieces = {number: word.removesuffix("</w>") for word, number in words.tokenizer.get_vocab().items()}
     new = [old[before(pieces[n]).input_ids[1:-1]].mean(0) for n in range(len(old), words.size)]
     table = torch.stack([*old, *new])
-    model.text_model.embeddings.token_embedding = nn.Embedding(*table.shape, _weight=table)
+    model.text_model.embeddings.token_embedding = nn.Embedding(words.size, old.shape[1], _weight=table)
     model.config.text_config.vocab_size = words.size
     learns = (torch.arange(words.size) >= len(old))[:, None]
     _table(model).register_hook(lambda gradient: gradient * learns)  # type: ignore[no-untyped-call]  # torch has no type for it

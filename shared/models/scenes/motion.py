@@ -90,7 +90,7 @@ def clip_slots(moving: MovingScene, wording: int = 0) -> list[tuple[str, str, st
     return slots_of(moving.scene, order, pick, after_things=moves, at_end=drift, without=hidden)
 
 
-def _order(wording: int) -> tuple[str, int]:
+def _order(wording: int) -> tuple[tuple[str, ...], int]:
     """Return the order of a wording's pieces, and which of three choices of words it takes."""
     return _CLIP_ORDERS[wording % len(_CLIP_ORDERS)], wording // len(_CLIP_ORDERS) % 3
 

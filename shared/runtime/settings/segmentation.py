@@ -11,7 +11,7 @@ class Segmentation(Section):
     """The segmenter. It works after a clip is finished, so no request waits for it."""
 
     segmenter: str = Field(
-        "",
+        "bundled:segmenter",
         description="Model that finds object and background in finished clips: bundled:NAME, a folder, or a hub id of "
         "a CLIPSeg or SAM 3; DETECTOR+SAM for a Grounding DINO and a SAM. Empty: none, so that no clips are stitched.",
     )
