@@ -1,7 +1,7 @@
 """Clips by real processes with text extractor and segmenter on the same cores (FlexCache §6.2, Fig. 15).
 
-    python -m bench.clip_processes --segmenter FOLDER   (needs the servers of scripts.stack and a quiet machine)
-    python -m bench.clip_processes --segmenter FOLDER --tiny      (does the command work?)
+    python -m bench.clip_processes (needs the servers of scripts.stack and a quiet machine)
+    python -m bench.clip_processes --tiny      (does the command work?)
 
 Every service is a process of its own over real servers; each of two workers has one torch thread. Users request the
 prompts of a session trace, each the next one at once; the first `--warm` requests and the last 5 % do not count.
@@ -217,7 +217,7 @@ def report(found: Mapping[str, Mapping[str, Any]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--segmenter", required=True, help="value of the setting `segmenter`")
+    parser.add_argument("--segmenter", default="bundled:segmenter", help="value of the setting `segmenter`")
     parser.add_argument("--video", default="bundled:motion", help="value of the setting `video`")
     parser.add_argument("--bound", default="auto", choices=("auto", "flexcache"), help="`reuse_bound` of pairs")
     parser.add_argument("--trace", type=Path, default=TRACE, help="session trace of clips, one JSON object a line")

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("AFTERIMAGE_CHECK_SHARE", "0")  # a live check beside a test's jobs would be in its counts
 os.environ.setdefault("AFTERIMAGE_VIDEO", "")  # loaded by tests of clips alone
+os.environ.setdefault("AFTERIMAGE_SEGMENTER", "")  # its masks would race with those that tests note by hand
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
     # the trees stay clean, but a worker's start must not compile two thousand modules each time: 4 s instead of 8 s
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(ROOT / ".cache" / "pycache")

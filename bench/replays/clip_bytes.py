@@ -1,6 +1,6 @@
 """Bytes of the states of clips by codec, for replays: writes services/replay/traces/clip_bytes.json.
 
-    python -m bench.replays.clip_bytes --count 40
+    python -m bench.replays.clip_bytes --count 20
 
 Each clip runs from noise with independent noise of its frames. The states after 1 to 5 steps of T = 10 have the noise
 levels of K = 5 to 25 of T = 50, at a fifth of the cost. A hit stores only the states after its start (FlexCache
@@ -86,7 +86,7 @@ def clips(asked: argparse.Namespace) -> Iterator[States]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=40, help="clips")
+    parser.add_argument("--count", type=int, default=20, help="clips")
     parser.add_argument("--sprites", type=Path, default=Path("out/train/sprites"), help="folder of the sprites")
     parser.add_argument("--work", type=Path, default=Path("out/bench"), help="folder of the states")
     asked = parser.parse_args()

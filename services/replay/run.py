@@ -107,9 +107,12 @@ def prepare(trace: Trace, encoder: TextEncoder, store_folder: Path, options: Opt
         kind = _lists_of(trace, "all", options.width, PICTURE_FLOOR)
         wide, _ = _neighbours(vectors, text_of, None, folder / kind, options.width, PICTURE_FLOOR, bar)
         pictures = picture_load(curve, ends, text_of, wide)
-    each, whole = (np.array([size_of(size) for size in drawn])[group_of] for size_of in (state_bytes, picture_bytes))
+    # a cached clip has the bytes of all its frames
+    each, whole = (
+        trace.frames * np.array([size_of(size) for size in drawn])[group_of] for size_of in (state_bytes, picture_bytes)
+    )
     load = Load(
-        trace, vectors, text_of, near, options.table, each * trace.frames, whole, groups, STEPS, pictures,
+        trace, vectors, text_of, near, options.table, each, whole, groups, STEPS, pictures,
         pairs_by=options.pair_table, card=options.card,
     )  # fmt: skip
     if options.parts:
@@ -128,7 +131,8 @@ def _parts(
 
     def of(name: str, said: Sequence[str]) -> Load:
         vectors, text_of = embedded(said, encoder, store_folder, bar, timings)
-        lists = _lists_of(load.trace, f"{name}-{digest_of(said)}", width, floor)
+        sizes = "all" if load.group_of is None else "sizes"
+        lists = _lists_of(load.trace, f"{name}-{digest_of(said)}-{sizes}", width, floor)
         near, _ = _neighbours(vectors, text_of, groups, store_folder / encoder.hash / lists, width, floor, bar)
         return replace(load, vectors=vectors, text_of=text_of, neighbours=near, group_of=groups)
 

@@ -144,7 +144,7 @@ class SegmenterService(pb_grpc.SegmenterServiceServicer):
         if await self._mask_of(job) is not None:
             return
         mask = self._published.get(job_id)
-        if mask is None:  # else the event was lost, or the maintainer has not noted the masks yet
+        if mask is None or not await self._readable(mask):  # else the event was lost, or is not noted yet
             found = await self._masks_of(job, result, parts)
             if isinstance(found, Unmasked):
                 await self._give_up(job_id, found)
@@ -154,6 +154,13 @@ class SegmenterService(pb_grpc.SegmenterServiceServicer):
         await self._backends.bus.publish(VideoSegmented(job_id, mask.key, mask.sha256, mask.bytes))
         self._published[job_id] = mask
         self._failures.pop(job_id, None)
+
+    async def _readable(self, mask: Mask) -> bool:
+        try:
+            await self._backends.blobs.get(mask.key, mask.sha256)
+        except (BlobMissingError, BlobCorruptError):  # the maintainer dropped the masks that could not be read
+            return False
+        return True
 
     async def _masks_of(self, job: Job, result: Result, parts: Parts) -> bytes | Unmasked:
         if not result.captured:

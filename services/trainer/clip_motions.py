@@ -1,7 +1,7 @@
 """Words of motions for the trained text tower: prompts of clips whose motions differ become dissimilar.
 
-Only the embeddings of the new words are trained. So the text without them, and every image, keeps its vector bit by
-bit, and K tables of images stay valid.
+Only the embeddings of the new words are trained. So the vectors of all other texts, and of images, stay
+bit-identical, and K tables of images stay valid.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from services.trainer.clip_pair import embed_text
 from services.trainer.export import average_into, replace_folder
 from services.trainer.training.sitting import Sitting
 from services.trainer.words import Words, with_words
+from shared.domain.errors import ConfigurationError
 from shared.models.scenes import (
     BACKGROUND_MOTIONS,
     CLIP_EDITS,
@@ -101,6 +102,8 @@ def _begin(pair: Path) -> tuple[CLIPModel, Words]:
     old = _table(model).detach()
     # a new word begins as the mean of the pieces that spelled it
     pieces = {number: word.removesuffix("</w>") for word, number in words.tokenizer.get_vocab().items()}
+    if words.size == len(old):
+        raise ConfigurationError(f"{pair}: its vocabulary has the words of motions already; begin with another pair")
     new = [old[before(pieces[n]).input_ids[1:-1]].mean(0) for n in range(len(old), words.size)]
     table = torch.stack([*old, *new])
     model.text_model.embeddings.token_embedding = nn.Embedding(words.size, old.shape[1], _weight=table)

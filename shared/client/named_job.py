@@ -48,7 +48,7 @@ def _facts_in(path: Path, field: str) -> Mapping[Any, Any]:
             known = json.loads(comment or image.getexif().get_ifd(EXIF_IFD).get(USER_COMMENT, b"")[8:])
     except (OSError, Image.DecompressionBombError) as error:
         raise InvalidRequestError(field, f"cannot be read ({error})", path) from error
-    except (ValueError, TypeError):  # metadata of other programs
+    except (ValueError, TypeError, SyntaxError):  # metadata of other programs, or none that Pillow can read
         return {}
     return known if isinstance(known, dict) else {}
 

@@ -165,7 +165,7 @@ def profile(
 
 def _measured(run: Run, pairs: int, alphas: Sequence[float], console: Console) -> Section:
     """Write the tables and the plot of one T, and print the tables."""
-    from services.cli.profiles.pairs import FURTHER
+    from services.cli.profiles.pairs import FURTHER, grammar_of
     from services.cli.profiles.quality import plot, quality
     from services.retriever.profile import by_kind, noise_cell
 
@@ -192,7 +192,8 @@ def _measured(run: Run, pairs: int, alphas: Sequence[float], console: Console) -
         console.print(k_table_view(alpha, table))
         if not table.levels:
             console.print(Text(nothing_safe(alpha, pairs), style="yellow"))
-    return Section(about, by_kind(rows, alpha=max(tables)), tables, folder / "images")
+    kinds = run.profiler.pairs(len(grammar_of(run.profiler.frames).edits), 0, about["seed"])
+    return Section(about, by_kind(rows, alpha=max(tables)), tables, folder / "images", kinds)
 
 
 def _learned(runs: Sequence[Run], out: Path, console: Console) -> LearnedTable | None:

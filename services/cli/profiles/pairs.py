@@ -36,6 +36,17 @@ class ScenePair:
     after_seed: int
 
 
+@dataclass(frozen=True, slots=True)
+class StitchedPair(ScenePair):
+    """A request `after`, and prompt and seed of the two clips that it starts from.
+
+    `before` is the scene of both parts together. It differs from `after` by one `kind` of change: of the object, of
+    the background, or of the style, which is in neither part."""
+
+    beside_text: str = ""
+    beside_seed: int = 0
+
+
 def scene_pairs(count: int, seed: int | str, grammar: Grammar = IMAGES) -> Iterator[ScenePair]:
     """Yield `count` pairs, every kind of change equally often; the n-th pair depends only on n and the seed."""
     for number in range(count):

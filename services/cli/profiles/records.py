@@ -128,6 +128,8 @@ def profile_rows(records: Sequence[Mapping[str, Any]]) -> list[ProfileRow]:
     from services.cli.profiles.measure import profile_row
 
     rows = [profile_row(record) for record in records]
+    if not rows:
+        raise ConfigurationError("no pair could be measured: the segmenter found no masks in any; name another one")
     if fmean(row.score_from_noise for row in rows) < LEAST_SCORE:
         raise ConfigurationError(
             f"images from noise score below {LEAST_SCORE} in CLIP on average: check the encoder, or train the models"

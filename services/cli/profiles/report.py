@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from services.cli.profiles.pairs import ScenePair, grammar_of, scene_pairs
+from services.cli.profiles.pairs import ScenePair, StitchedPair, grammar_of
 from shared.models.k_table import Cell, KTable
 from shared.models.quality import BOUNDS, Bound, Measured, Quality, frames_of
 
@@ -33,6 +33,8 @@ class Section:
     """α → table; the page shows the bands of the largest α."""
     images: Path
     """Folder of the images of the first pairs."""
+    pairs: Sequence[ScenePair]
+    """The first pair of each kind."""
 
 
 def keep_images(folder: Path, pair: ScenePair, images: Mapping[str, Any]) -> None:
@@ -65,8 +67,7 @@ def _section(section: Section) -> str:
     grammar = grammar_of(section.about.get("frames", 1))
     kinds = ((kind, k, cell) for kind in grammar.edits for (name, k), cell in cells if name == kind)
     bands = ((f"{cell.min_similarity:.3f}–{cell.max_similarity:.3f}", cell.k, cell) for cell in table.cells)
-    pairs = scene_pairs(len(grammar.edits), section.about["seed"], grammar)
-    shown = [pair for pair in pairs if _has(section.images, pair)]
+    shown = [pair for pair in section.pairs if _has(section.images, pair)]
     return f"""<h2>T = {steps}</h2>
 {_table("kind of change", kinds, table.alpha, unrelated="unrelated")}
 {_table("similarity", bands, table.alpha)}
@@ -116,10 +117,17 @@ def _pair(section: Section, pair: ScenePair) -> str:
 
     fresh = "" if section.about.get("images_from") else ", fresh noise"
     rows = [row("noise", "from noise"), *(row(str(k), f"from K = {k}") for k in section.about["ks"])]
-    source = _figure(section.images / f"{pair.number}-before.png")
+    both = {"before": "source", "beside": "source of the background"}
+    sources = "".join(
+        f"<figure>{_figure(path)}<figcaption>{caption}</figcaption></figure>"
+        for name, caption in both.items()
+        if (path := section.images / f"{pair.number}-{name}.png").exists()
+    )
+    texts = [pair.before_text, *([pair.beside_text] if isinstance(pair, StitchedPair) else [])]
+    said = " and ".join(f"“{html.escape(text)}”" for text in texts)
     return f"""<article><h3>{html.escape(pair.kind)}</h3>
-<p>“{html.escape(pair.before_text)}” → “{html.escape(pair.after_text)}”</p>
-<div class="pair"><figure>{source}<figcaption>source</figcaption></figure>
+<p>{said} → “{html.escape(pair.after_text)}”</p>
+<div class="pair">{sources}
 <table><tr><th></th><th>its seed</th><th>other seeds{fresh}</th></tr>{"".join(rows)}</table></div></article>"""
 
 

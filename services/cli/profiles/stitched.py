@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from services.cli.profiles.measure import Profiler
-from services.cli.profiles.pairs import CLIPS, ScenePair, scene_pairs
+from services.cli.profiles.pairs import CLIPS, ScenePair, StitchedPair, scene_pairs
 from services.gpu_worker.engine.rows import FromState, Latent, Pixels, Task
 from services.gpu_worker.jobs.stitching import stitch
 from services.segmenter.choice import open_segmenter
@@ -24,17 +24,6 @@ from shared.runtime.settings import Settings
 
 BEFORE, BESIDE = "before", "beside"
 """Names of the two sources: the clip that gives the object, and the one that gives the background."""
-
-
-@dataclass(frozen=True, slots=True)
-class StitchedPair(ScenePair):
-    """A request `after`, and prompt and seed of the two clips that it starts from.
-
-    `before` is the scene of both parts together. It differs from `after` by one `kind` of change: of the object, of
-    the background, or of the style, which is in neither part."""
-
-    beside_text: str = ""
-    beside_seed: int = 0
 
 
 def stitched_pairs(count: int, seed: int | str) -> Iterator[StitchedPair]:

@@ -81,8 +81,13 @@ class Workers:
 
     def until_free(self) -> None:
         """Run events until some worker has a free row."""
-        while self._events and not any(worker.in_hand < self.max_rows for worker in self.workers):
+        while self._events and self._rows_taken() >= self.count * self.max_rows:
             self.until(self._events[0][0])
+
+    def _rows_taken(self) -> int:
+        """Return the rows in work, those of waiting requests, and all rows of workers that decode."""
+        own = [self.max_rows if worker.shut else worker.in_hand for worker in self.workers]
+        return sum(own) + sum(len(lane) for lane in self.waiting.values())
 
     def finish(self) -> None:
         """Run until no event is left."""

@@ -139,6 +139,8 @@ def test_a_profile_of_pairs_gives_their_own_table(
     table = table_from_json(json.loads((tmp_path / "profile" / "pair_k_table_0.5.json").read_text()))
     assert table.encoder_hash == about["encoder_hash"]
     assert not (tmp_path / "profile" / "learned_bound.json").exists()
+    page = (tmp_path / "profile" / "report.html").read_text()
+    assert all(text in page for text in (pair.before_text, pair.beside_text, "source of the background"))
 
     refused = profile(models, tmp_path / "other", "--stitched")
     assert "segmenter" in str(refused.exception)

@@ -16,9 +16,8 @@ ABOUT = {"model": "<large>", "steps": 50, "ks": [5], "seed": 3}
 
 def section(tmp_path: Path, kind: str, quality: Quality | None) -> Section:
     cell = Cell(5, 0.5, 0.75, 30, 1.0, 0.99, quality=quality)
-    return Section(
-        ABOUT, {(kind, 5): cell}, {0.9: KTable(()), 0.95: KTable((), alpha=0.95, cells=(cell,))}, tmp_path / "images"
-    )
+    tables = {0.9: KTable(()), 0.95: KTable((), alpha=0.95, cells=(cell,))}
+    return Section(ABOUT, {(kind, 5): cell}, tables, tmp_path / "images", tuple(scene_pairs(10, 3)))
 
 
 def test_a_measure_outside_its_limit_is_marked(tmp_path: Path) -> None:

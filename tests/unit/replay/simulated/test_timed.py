@@ -79,3 +79,11 @@ def test_a_closed_loop_keeps_the_worker_busy_and_decides_in_turn() -> None:
     assert served.busy_s == pytest.approx(served.ended_at) == pytest.approx(0.5 * (50 - made.start_step).sum())
     in_turn = replace(load, trace=replace(load.trace, arrival_s=served.arrived_at))
     assert Replay(in_turn, read_policy("flexcache"), ROOM).run().start_step.tolist() == made.start_step.tolist()
+
+
+def test_a_closed_loop_fills_every_row_of_its_workers_and_no_more() -> None:
+    load, fleet = a_load(), Fleet(Profile("toy", (1, 4), (0.1, 0.2), 0.05), 4, 2, closed=True)
+    made, served = TimedReplay(Replay(load, read_policy("flexcache"), ROOM), load.trace, load.steps, fleet).run()
+    assert made.start_step.any()  # requests after the first find what the others left
+    in_work = [((served.arrived_at <= at) & (served.done_at > at)).sum() for at in served.arrived_at]
+    assert max(in_work) == 8
