@@ -42,7 +42,9 @@ def k_table_panels(models: Path) -> tuple[Any, list[Any]]:
         levels = sorted((level["k"], level["min_similarity"]) for level in found["levels"])
         ks, least = [k for k, _ in levels], [similarity for _, similarity in levels]
         panel.step(ks, least, where="mid", marker="o", markersize=size, label=f"α = {found['alpha']}")
-        panel.set(xlabel=f"K of {found['steps']} steps", xticks=IMAGE_STEPS, ylim=(-0.45, 1.05), xlim=(3, 32))
+        fiftieth = found["steps"] / 50
+        panel.set(xlabel=f"K of {found['steps']} steps", xticks=[k * fiftieth for k in IMAGE_STEPS])
+        panel.set(xlim=(3 * fiftieth, 32 * fiftieth), ylim=(-0.45, 1.05))
         panel.set_title(_use(found), fontsize=9)
     axes[0].set_ylabel("similarity must be above")
     return figure, axes

@@ -1,4 +1,5 @@
-"""The all-in-one process, forked anew for every line on stdin, so that a life costs no imports; prints its pid.
+"""The all-in-one process, forked anew for every line on stdin, so that a life costs no imports; prints its pid, and a
+line when it has ended.
 
 A prompt with the words in KILLS kills it in the fifth step, as one that runs out of memory would.
 """
@@ -45,6 +46,7 @@ def main() -> None:
             os._exit(0)
         print(pid, flush=True)  # noqa: T201 — the pipe to the test
         os.waitpid(pid, 0)
+        print("ended", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ async def test_a_job_that_really_kills_its_worker_is_found_and_the_others_are_dr
         while not running.done() and born <= 3 * ENOUGH:
             await asyncio.sleep(0.05)
             if not _alive(pid):
+                await process.ended()
                 pid, born = await process.live(), born + 1
         await asyncio.wait_for(running, 60)
         os.kill(pid, signal.SIGTERM)

@@ -68,6 +68,12 @@ class Lives:
         self._process.stdin.write(b"live\n")
         return int(await self._process.stdout.readline())
 
+    async def ended(self) -> None:
+        """Waits until the killed service is gone: until then it holds its data directory."""
+        assert self._process.stdout is not None
+        async with asyncio.timeout(START_S):
+            assert await self._process.stdout.readline() == b"ended\n"
+
     async def kill_one(self, drawn: Progress, after_s: float) -> None:
         """Starts the service, and kills it so long after it drew something."""
         async with asyncio.timeout(START_S):
@@ -79,6 +85,7 @@ class Lives:
                 await asyncio.sleep(0.005)
         await asyncio.sleep(after_s)
         os.kill(pid, signal.SIGKILL)
+        await self.ended()
 
 
 @contextlib.asynccontextmanager

@@ -18,7 +18,6 @@ from shared.domain.masks import Bits, taken_cells, unpack
 from shared.domain.types import Plan, PlanSource
 from shared.runtime import animated_png
 from shared.runtime.settings import Settings
-from shared.service.backends import blobs_of
 
 OBJECT_RGB, BACKGROUND_RGB = (240, 170, 40), (40, 110, 170)
 """Cells of the object and of the background; cells of neither are black."""
@@ -69,6 +68,8 @@ async def masks_here(settings: Settings, plan: Plan, target: str | None) -> Pair
     may be another."""
     if target or plan.source is not PlanSource.STITCHED:
         return None
+    from shared.service.backends import blobs_of  # needs packages that a client alone has not
+
     try:
         blobs = await blobs_of(settings)
     except AfterimageError:
