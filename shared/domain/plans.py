@@ -170,6 +170,11 @@ class Plan(Stored):
         return tuple(dict.fromkeys(filter(None, (self.root or self.entry_id, self.background_root))))
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """The notes of `degraded` that people read beside `reason`: without those that `reason` states."""
+        return tuple(note for note in self.degraded if note not in self.reason)
+
+    @property
     def first_source(self) -> Source:
         """The first source; an empty one from noise."""
         return self.sources[0] if self.sources else _NO_SOURCE

@@ -152,7 +152,7 @@ def _card(number: int, row: Row, drawn_here: Mapping[str, tuple[int, Picture]]) 
 <div class="plan"><p><b>{started(plan, row.run_steps)}</b>{f", similarity {plan.similarity:.3f}" if saved else ""}</p>
 <div class="bar"><i style="width:{100 * saved / row.run_steps:.0f}%"></i></div>
 <p>{row.picture.steps_run} of {row.run_steps} steps run. {e(plan.reason)}</p>
-{"".join(f"<p class='note'>{e(note)}</p>" for note in (*plan.degraded, *row.picture.job.warnings))}
+{"".join(f"<p class='note'>{e(note)}</p>" for note in (*plan.notes, *row.picture.job.warnings))}
 {details if plan.candidates else ""}</div></div>
 </article>"""
 

@@ -41,8 +41,8 @@ SESSION = (
     "a yellow duck moves to the left in a forest",
     "a red fox runs to the left in a forest",
 )
-"""The last prompt has the object of the first clip, and the background of the one before it. Both objects move alike: a
-stitched start shows the first clip's snow where the duck was alone (FlexCache §4.2.2)."""
+"""The last prompt has the object of the first clip, and the background of the one before it: both may start its clip.
+Both objects move alike: a stitched start shows the first clip's snow where the duck was alone (FlexCache §4.2.2)."""
 SCALE = 4
 EXTRACT_S = 5.0
 """Seconds that extraction may take: without its parts, a clip is in no pair."""
@@ -57,7 +57,8 @@ class Row:
     clip: Clip
     seconds: float
     preview: bytes = b""
-    """Preview after the first step of a stitched clip, as a PNG: what the model sees in its start."""
+    """Preview after the first step of a stitched clip, as a PNG: what the model sees in a start from two clips. Empty
+    for other clips, whose previews show noise, or a clip that the page plays."""
     masks: PairMasks | None = None
     """Masks of a stitched start."""
 
@@ -77,13 +78,14 @@ def demo_video(
 ) -> None:
     """Generate six clips, one after the other, with an empty cache of their own; write a page with players.
 
-    The last prompt has the object of one clip and the background of another. With a segmenter it may start from both.
+    The last prompt has the object of one clip and the background of another. Its clip starts from both if the policy
+    of reuse takes the pair; the second example's policy does. Then the page shows both clips with their masks.
 
     [bold]Examples[/bold]
 
       afterimage demo-video --out /tmp/demo-video
 
-      AFTERIMAGE_REUSE_BOUND=flexcache afterimage demo-video --steps 50 --segmenter my-clipseg
+      AFTERIMAGE_REUSE_BOUND=flexcache afterimage demo-video --steps 50
     """
     telemetry.configure_logging("error")
     check_clip_writable(Path("clip.mp4"))
@@ -163,9 +165,9 @@ def page(rows: Sequence[Row]) -> str:
             f"</video>\n<h2>{number}. {html.escape(request.prompt)}</h2>\n"
             f"<p><b>{html.escape(started(plan, row.steps))}</b>: {row.clip.steps_run} of {row.steps} steps run, "
             f"{row.seconds:.2f} s, {dimensions(row.clip.job)}, seed {request.seed}</p>\n"
-            f"<p>{html.escape(' '.join((plan.reason, *plan.degraded)))}</p>{_pair(row, numbers)}</article>\n"
+            f"<p>{html.escape(' '.join((plan.reason, *plan.notes)))}</p>{_pair(row, numbers)}</article>\n"
         )
-    return _PAGE.format(**found, cards=cards)
+    return _PAGE.format(**found, cards=cards, pairs=_PAIRS.format(**found) if found["stitched"] else "")
 
 
 def _pair(row: Row, numbers: Mapping[str, int]) -> str:
@@ -189,6 +191,9 @@ def _figure(png: bytes, caption: str) -> str:
     return f'<figure><img src="data:image/png;base64,{data}" alt=""><figcaption>{caption}</figcaption></figure>'
 
 
+_PAIRS = """
+{stitched} started from the object of one clip and the background of another.
+In masks, orange cells show the object and blue ones the background."""
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Afterimage: a session of clips</title>
@@ -202,9 +207,8 @@ video {{ border-radius: 6px; display: block; outline: 1px solid #8884; width: 10
 img {{ width: 64px; image-rendering: pixelated; display: block; }}
 </style></head><body>
 <h1>Afterimage</h1>
-<p>{clips} clips: <b>{steps_run} of {steps_total} steps</b> run, {seconds:.1f} s. The cache was empty at the start.
-{stitched} started from the object of one clip and the background of another.
-In masks, orange cells show the object and blue ones the background.</p>
+<p>{clips} clips: <b>{steps_run} of {steps_total} steps</b> run, {seconds:.1f} s.
+The cache was empty at the start.{pairs}</p>
 <main>{cards}</main>
 </body></html>
 """

@@ -35,6 +35,16 @@ def test_the_page_plays_each_clip_and_says_where_it_started() -> None:
     assert "from step 20 of 50" in text
     assert "<b>fox" not in text
     assert "http" not in text
+    assert "background of another" not in text  # nothing was stitched
+    assert "In masks" not in text
+
+
+def test_a_note_that_is_the_reason_is_shown_once() -> None:
+    one = row(PlanSource.NOISE, 0)
+    why = "k_table: none counts for motion"
+    plan = replace(one.clip.plan, reason=f"Generated from noise: {why}.", degraded=("index: away", why))
+    text = page([replace(one, clip=replace(one.clip, job=replace(one.clip.job, plan=plan)))])
+    assert text.count(why) == text.count("index: away") == 1
 
 
 def test_a_stitched_clip_shows_both_sources_their_masks_and_its_start() -> None:
@@ -48,6 +58,8 @@ def test_a_stitched_clip_shows_both_sources_their_masks_and_its_start() -> None:
     rows[2] = replace(rows[2], clip=replace(rows[2].clip, job=job), preview=b"preview", masks=masks)
     text = page(rows)
     assert summary(rows)["stitched"] == 1
+    assert "1 started from the object of one clip and the background of another" in text
+    assert "In masks" in text
     first, second = text.index("object of 2"), text.index("background of 1")
     assert first < second < text.index("taken from each") < text.index("first preview")
     assert text.count("its masks") == 2
