@@ -78,6 +78,11 @@ teach(app)
 
 OPTIONS = {"from_job": "--from", "continue_job": "--continue", "negative_prompt": "--negative"}
 """Fields of a request whose options have other names."""
+FIELD = re.compile(
+    r"(?P<quoted>(?<!\w)(['\"`])(?:\\.|(?!\2).)*\2)"
+    rf"|(?<![\w/.-])(?P<field>{'|'.join(OPTIONS)})(?![\w/-]|\.\w)"
+)
+"""A field in a message; text in quotes and parts of a path match as a whole, or not at all."""
 
 EXIT_CODES: tuple[tuple[type[AfterimageError], int], ...] = (
     (InvalidRequestError, os.EX_USAGE),
@@ -115,6 +120,6 @@ def main() -> None:
 
 
 def _leave(message: str, code: int) -> None:
-    message = re.sub(rf"\b({'|'.join(OPTIONS)})\b", lambda field: OPTIONS[field[0]], message)
-    sys.stderr.write(f"afterimage: {message}\n")
+    said = FIELD.sub(lambda found: OPTIONS.get(found["field"], found[0]), message)
+    sys.stderr.write(f"afterimage: {said}\n")
     raise SystemExit(code) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,7 +16,7 @@ from protos import gateway_pb2 as pb
 from protos.gateway_pb2_grpc import GatewayServiceStub
 from services.cli.embedded import embedded, found_running
 from shared.client import AsyncClient
-from shared.domain.errors import ConfigurationError
+from shared.domain.errors import ConfigurationError, InvalidRequestError
 from shared.runtime import rpc, telemetry
 from shared.runtime.addresses import SILENT_S, NothingListensError, check_target, target_of, unreachable
 from shared.runtime.settings import Settings
@@ -144,8 +144,9 @@ async def connected_or_embedded(
     if why is None:
         _must_be_of(data_dir, target, address)
         say_asked(address)
-        async with AsyncClient(address, tenant=tenant) as client:
-            yield client
+        with _address_named(address):
+            async with AsyncClient(address, tenant=tenant) as client:
+                yield client
         return
     check()
     telemetry.configure_logging("error")
@@ -157,6 +158,17 @@ async def connected_or_embedded(
     )
     async with embedded(settings) as process, AsyncClient(process.address, tenant=tenant) as client:
         yield client
+
+
+@contextlib.contextmanager
+def _address_named(address: str) -> Iterator[None]:
+    """Name the address in an error about the models that a server serves: another server may serve others."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if error.field not in ("modality", "quality"):
+            raise
+        raise InvalidRequestError(error.field, f"{error.rule}; asked {address}") from error
 
 
 def _must_be_of(data_dir: Path | None, target: str | None, address: str) -> None:

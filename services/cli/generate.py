@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import getpass
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,8 +28,8 @@ from services.cli.display.words import (
 )
 from services.cli.embedded import settings_from
 from services.cli.following import draw
+from services.cli.named_files import check_unchanged, named_files, names_in_errors
 from shared.client import AsyncClient, ImagesFailedError, JobView, Picture
-from shared.client.named_job import job_named_in, same_pixels
 from shared.client.request_fields import request_message
 from shared.domain.errors import AfterimageError, InvalidRequestError
 from shared.models import served_cards
@@ -156,8 +156,7 @@ def generate(
     check_previews(previews, out)
     for index in range(n):
         clip.check(_path(out, "<job id>", index, n, video), index, n)
-    files = {option: path for option, text in (("from", from_job), ("continue", continue_job)) if (path := _file(text))}
-    jobs = {option: job_named_in(path, option) for option, path in files.items()}
+    files = named_files({"from": from_job, "continue": continue_job})
     fields: dict[str, Any] = {
         "negative_prompt": negative,
         "seed": seed,
@@ -171,9 +170,9 @@ def generate(
         "deadline_s": deadline_s,
         "drop_if_late": deadline_s is not None,
         "variation": _one_of("variation", variation, ("auto", "same", "new")),
-        "from_job": jobs.get("from", from_job),
+        "from_job": files["from"].job if "from" in files else from_job,
         "strength": strength,
-        "continue_job": jobs.get("continue", continue_job),
+        "continue_job": files["continue"].job if "continue" in files else continue_job,
         "user": _login() if user is None else user,
         **_size(size),
         **clip.fields,
@@ -192,9 +191,10 @@ def generate(
     @contextlib.asynccontextmanager
     async def connected() -> AsyncIterator[AsyncClient]:
         found = connected_or_embedded(target, settings, tenant, console, data_dir=data_dir, check=check)
-        async with found as client:
-            await _check_unchanged(files, jobs, client)
-            yield client
+        with names_in_errors(files):
+            async with found as client:
+                await check_unchanged(files, client)
+                yield client
 
     async def planned() -> list[JobView]:
         async with connected() as client:
@@ -235,19 +235,6 @@ def generate(
     raise_all(failed)
 
 
-def _file(text: str | None) -> Path | None:
-    """Return the file or folder that --from or --continue names; None for a job's id, which has no ending."""
-    return Path(text) if text and (Path(text).suffix or Path(text).exists()) else None
-
-
-async def _check_unchanged(files: Mapping[str, Path], jobs: Mapping[str, str], client: AsyncClient) -> None:
-    """Raise InvalidRequestError if a PNG file of --from or --continue holds other pixels than its job."""
-    for option, file in files.items():
-        if not same_pixels(file, (await client.get_picture(jobs[option])).png):
-            rule = f"must have unchanged pixels; to start from the job as it was generated: --{option} {jobs[option]}"
-            raise InvalidRequestError(option, rule, file)
-
-
 def _path(out: Path | None, job_id: str, index: int, n: int, video: bool = False) -> Path:
     """Return the file of an image or clip: numbered if there are several, and named by its job without `out`."""
     return Path(f"{job_id}.{'mp4' if video else 'png'}") if out is None else numbered(out, index, n)
@@ -258,7 +245,7 @@ def _explain(view: JobView, where_from: str, console: Console, *, why: bool) -> 
     plan = view.job.plan
     console.print(Text(where_from))
     console.print(Text(f"{plan.reason} {hint(plan)}".rstrip(), style="dim"))
-    for note in (*plan.degraded, *view.job.warnings):
+    for note in (*plan.notes, *view.job.warnings):
         console.print(Text(f"note: {note}", style="yellow"))
     if why and plan.candidates:
         console.print(candidates_table(plan, console.width))

@@ -162,7 +162,7 @@ def write_strip(path: Path, frames: Frames, facts: Mapping[str, str], playback: 
     share = min(1.0, STRIP_WIDTH / (len(spread) * width))
     size = max(int(share * width), 1), max(int(share * height), 1)
     strip = Image.new("RGB", (len(spread) * size[0], size[1]))
-    for index, image in enumerate(_resized(frames[spread], size, playback.resample)):
+    for index, image in enumerate(resized(frames[spread], size, playback.resample)):
         strip.paste(image, (index * size[0], 0))
     path.write_bytes(encoded(_png(strip), _of_clip(facts), format_of(path)))
 
@@ -184,10 +184,11 @@ def _size(frames: Frames, playback: Playback) -> tuple[int, int]:
 
 def _scaled(frames: Frames, playback: Playback) -> Iterator[Image.Image]:
     """Yield one image per frame at the size of the file."""
-    return _resized(frames, _size(frames, playback), playback.resample)
+    return resized(frames, _size(frames, playback), playback.resample)
 
 
-def _resized(frames: Frames, size: tuple[int, int], resample: str) -> Iterator[Image.Image]:
+def resized(frames: Frames, size: tuple[int, int], resample: str) -> Iterator[Image.Image]:
+    """Yield one image of this width and height per frame. resample: see Playback."""
     from PIL import Image
 
     for frame in frames:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from shared.client.clip_file import CODECS, clip_format_of
+from shared.client.clip_file import CODECS, RESAMPLES, clip_format_of, resized
 from shared.client.image_file import CLIP_JOB, EXIF_IFD, USER_COMMENT
 from shared.domain.errors import InvalidRequestError
 from shared.runtime import animated_png
@@ -64,15 +64,28 @@ def _of_video(path: Path) -> Mapping[str, Any]:
         raise OSError(error.strerror) from error
 
 
-def same_pixels(path: Path, png: bytes) -> bool:
-    """Return whether a PNG file holds exactly this image, or exactly the frames of this clip; True for the formats that
-    keep no exact pixels, and for folders. Raises BlobCorruptError for a file that cannot be read."""
+def keeps_pixels(path: Path) -> bool:
+    """Return whether this file is a PNG: the other formats keep no exact pixels, and a folder is not read again."""
     from PIL import Image
 
     if path.is_dir() or path.suffix.lower().removeprefix(".") in CODECS:
-        return True
-    with Image.open(path) as one:
-        kind, mode = one.format, one.mode
-    if kind != "PNG":
-        return True
-    return mode == "RGB" and np.array_equal(animated_png.decode(path.read_bytes()), animated_png.decode(png))
+        return False
+    with Image.open(path) as image:
+        return image.format == "PNG"
+
+
+def same_pixels(path: Path, png: bytes) -> bool:
+    """Return whether a PNG file holds exactly this image, or the frames of this clip, also as `--scale` writes them.
+    Raises BlobCorruptError for a file that cannot be read."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        if image.mode != "RGB":
+            return False
+    held, made = animated_png.decode(path.read_bytes()), animated_png.decode(png)
+    count, height, width, channels = made.shape
+    scale = held.shape[2] // width
+    if held.shape != (count, height * scale, width * scale, channels):
+        return False
+    size = width * scale, height * scale
+    return any(all(map(np.array_equal, held, resized(made, size, resample))) for resample in RESAMPLES)

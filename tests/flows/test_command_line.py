@@ -199,7 +199,19 @@ async def test_a_file_of_a_clip_or_an_image_names_its_job(make: Make) -> None:
             refused = await asyncio.to_thread(
                 CliRunner().invoke, app, ["generate", "a wolf", *words, "--target", it.process.address]
             )
-            assert re.search(said, str(refused.exception))
+            assert re.search(rf"{said}.* \(the job that {words[-1]} names\)$", str(refused.exception))
+
+
+async def test_an_error_about_the_served_models_names_the_address(make: Make) -> None:
+    async with house(make(large="noop:?name=large", video="")) as it:
+        for words, said in (
+            (("--video",), "modality: must be image, because no video model is set (setting video)"),
+            (("--quality", "sdxl"), "quality: must be one of auto, large"),
+        ):
+            ask = ["generate", "a fox", *words, "--target", it.process.address]
+            refused = await asyncio.to_thread(CliRunner().invoke, app, ask)
+            assert str(refused.exception).startswith(said)
+            assert str(refused.exception).endswith(f"; asked {it.process.address}")
 
 
 async def test_clips_come_as_files_and_one_bad_file_costs_no_other(make: Make, tmp_path: Path) -> None:

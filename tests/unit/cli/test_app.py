@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from services.cli import app as cli
 from services.cli.display.help import flowing
 from shared.domain.errors import (
+    AfterimageError,
     ConfigurationError,
     InvalidRequestError,
     OverloadedError,
@@ -106,6 +107,31 @@ def test_errors_are_one_line_and_an_exit_code(
     assert said in err
     assert err.startswith("afterimage: ")
     assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (
+            "from_job: must be the job of an image (got 'from_job')",
+            "--from: must be the job of an image (got 'from_job')",
+        ),
+        ("from_job 'j1': no such job", "--from 'j1': no such job"),
+        ("strength: needs from_job or continue_job.", "strength: needs --from or --continue."),
+        ("out: cannot write /data/from_job/fox.png", "out: cannot write /data/from_job/fox.png"),
+        ("out: cannot write from_job.png (No space)", "out: cannot write from_job.png (No space)"),
+        ("the clip's from_job is the user's", "the clip's --from is the user's"),
+        ("""prompt: (got "it's a from_job"); run `afterimage jobs show from_job`""",) * 2,
+    ],
+)
+def test_an_error_names_options_and_leaves_quotes_and_paths(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], message: str, said: str
+) -> None:
+    def app() -> None:
+        raise AfterimageError(message)
+
+    monkeypatch.setattr(cli, "app", app)
+    assert run(monkeypatch, capfd, "generate") == (1, f"afterimage: {said}\n")
 
 
 def test_a_package_that_is_not_installed_is_named_and_a_module_of_ours_is_a_bug(

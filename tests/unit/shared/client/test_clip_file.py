@@ -16,13 +16,14 @@ from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 
 from shared.client.clip_file import (
+    RESAMPLES,
     Playback,
     check_clip_writable,
     write_clip,
     write_poster,
     write_strip,
 )
-from shared.client.named_job import job_named_in, same_pixels
+from shared.client.named_job import job_named_in, keeps_pixels, same_pixels
 from shared.domain.errors import BlobCorruptError, ConfigurationError, InvalidRequestError
 from shared.runtime.animated_png import Frames, decode
 
@@ -192,8 +193,14 @@ def test_a_clip_is_unchanged_only_with_every_frame(tmp_path: Path) -> None:
     }.items():
         write_clip(tmp_path / f"{name}.png", changed, FACTS, Playback(12.5))
     data = (tmp_path / "same.png").read_bytes()
+    for name, changed in (("enlarged", frames), ("enlarged others", frames[[0, *[3] * 15]])):
+        for resample in RESAMPLES:
+            write_clip(tmp_path / f"{name}, {resample}.png", changed, FACTS, Playback(8, 3, resample))
     alike = {path.stem for path in tmp_path.iterdir() if same_pixels(path, data)}
-    assert alike == {"same"}
+    assert alike == {"same", "enlarged, lanczos", "enlarged, nearest"}
+    write_clip(tmp_path / "folder", frames, FACTS, Playback(8))
+    write_clip(tmp_path / "fox.gif", frames, FACTS, Playback(8))
+    assert [keeps_pixels(tmp_path / name) for name in ("same.png", "folder", "fox.gif")] == [True, False, False]
     (tmp_path / "torn.png").write_bytes(data[: len(data) // 2])
     with pytest.raises(BlobCorruptError, match="the blob"):
         same_pixels(tmp_path / "torn.png", data)
