@@ -33,6 +33,9 @@ CODEC_SHARE = {
 """Bytes of a state relative to fp16, measured on the latent of a 512×512 image of pure noise, which compresses worst
 (`python -m bench.state_codecs --bytes-only`). bench/results/state_codecs.json has the quality of each codec."""
 
+KEYFRAMES = {0.995: "keyframes", 0.0: "keyframes-paper"}
+"""Measured bytes of the codec `keyframes` by `keyframe_least` (services/replay/traces/clip_bytes.py)."""
+
 
 class PolicySettings(BaseModel):
     """A policy or baseline. `capture_steps` are K of T = 50."""
@@ -106,8 +109,9 @@ class PolicySettings(BaseModel):
 
     @model_validator(mode="after")
     def _was_measured(self) -> Self:
-        if self.keyframe_least not in (0, 0.995):
-            raise ValueError(f"keyframe_least: was measured at 0 and 0.995 alone (got {self.keyframe_least:g})")
+        if self.keyframe_least not in KEYFRAMES:
+            known = " and ".join(f"{least:g}" for least in sorted(KEYFRAMES))
+            raise ValueError(f"keyframe_least: was measured at {known} alone (got {self.keyframe_least:g})")
         return self
 
     @model_validator(mode="after")
@@ -148,8 +152,8 @@ class PolicySettings(BaseModel):
 
     @property
     def clip_codec(self) -> str:
-        """Return the codec's name in the measured bytes of clips (services/replay/traces/clip_bytes.py)."""
-        return "keyframes-paper" if (self.state_codec, self.keyframe_least) == ("keyframes", 0) else self.state_codec
+        """Return the codec's name in the measured bytes of clips."""
+        return KEYFRAMES[self.keyframe_least] if self.state_codec == "keyframes" else self.state_codec
 
     @property
     def is_surrogate(self) -> bool:

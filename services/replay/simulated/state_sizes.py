@@ -34,7 +34,7 @@ class StateSizes:
         if self._clips is None:
             return {step: max(1, round(each * self._share(step, total))) for step in steps}, {}
         step_of = {of_50(step, total): step for step in steps}
-        shares = self._clips.states(self._policy.clip_codec, request, min(step_of))
+        shares = self._clips.states(self._policy.clip_codec, request, step_of)
         sizes = {step: max(1, round(each * shares[k][0])) for k, step in step_of.items()}
         return sizes, {step_of[k]: step_of[needs] for k, (_, needs) in shares.items() if needs}
 

@@ -8,6 +8,7 @@ number of frames and any size.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,8 @@ from shared.domain.errors import ConfigurationError
 FILE = Path(__file__).with_name("clip_bytes.json")
 STEPS = (5, 10, 15, 20, 25)
 """K of 50 of the measured states (FlexCache §3.2)."""
+MEASURE = "`python -m bench.replays.clip_bytes`"
+"""Command that measures them."""
 
 
 @dataclass(frozen=True)
@@ -31,22 +34,33 @@ class ClipBytes:
     masks: list[float]
     """Bytes of each clip's masks relative to one fp16 state (§4.3)."""
 
-    def states(self, codec: str, request: int, first: int) -> dict[int, tuple[float, int]]:
-        """Return the bytes of the states from K = `first` on, and the state that each needs; see `codecs`.
+    def states(self, codec: str, request: int, ks: Collection[int]) -> dict[int, tuple[float, int]]:
+        """Return the bytes of the states at `ks`, which are stored together, and the state that each needs; see
+        `codecs`.
 
-        Raises ConfigurationError for a codec or a K that was not measured.
+        Raises ConfigurationError for a codec or a K that was not measured, and for a codec that was measured with
+        further states.
         """
         if codec == "fp16":
-            return {k: (1.0, 0) for k in STEPS if k >= first}
+            return dict.fromkeys(ks, (1.0, 0))
         if (clips := self.codecs.get(codec)) is None:
             known = ", ".join(("fp16", *self.codecs))
             raise ConfigurationError(f"state_codec: was not measured on clips; there are {known} (got {codec!r})")
-        if first not in STEPS:
-            raise ConfigurationError(f"capture_steps: clips were measured at K = {STEPS} of 50 (got {first})")
-        return clips[request % len(clips)][first]
+        if unmeasured := set(ks) - set(STEPS):
+            rule = f"must be among K = {_listed(STEPS)} of 50, which {FILE.name} has; {MEASURE} measures them"
+            raise ConfigurationError(f"capture_steps: {rule} (got {_listed(sorted(unmeasured))})")
+        found = clips[request % len(clips)][min(ks)]
+        if len(ks) < len(found) and any(needs for _, needs in found.values()):
+            rule = f"{codec} was measured with all states at K = {_listed(found)} of 50 together"
+            raise ConfigurationError(f"capture_steps: {rule} (got {_listed(ks)})")
+        return {k: found[k] for k in ks}
 
     def mask(self, request: int) -> float:
         return self.masks[request % len(self.masks)]
+
+
+def _listed(ks: Collection[int]) -> str:
+    return ", ".join(map(str, ks))
 
 
 @cache

@@ -135,7 +135,7 @@ def test_a_hit_keeps_the_states_after_its_start_and_codes_them_together() -> Non
         starts.add(looked.start_step)
         stored = replay._shelf._states.of(f"{request:09d}")
         later = [k for k in STEPS if k > looked.start_step]
-        shares = of_clips.states("keyframes-paper", request, later[0]) if later else {}
+        shares = of_clips.states("keyframes-paper", request, later) if later else {}
         assert {one.step: (one.bytes, one.needs) for one in stored} == {
             k: (round(100 * STATE * share), needs) for k, (share, needs) in shares.items()
         }
@@ -159,6 +159,13 @@ def test_a_load_without_parts_and_a_codec_that_was_not_measured_are_refused() ->
         Replay(replace(load, parts=None), clips(), ROOM)
     with pytest.raises(ConfigurationError, match=r"state_codec: .*'fp8'"):
         Replay(load, clips(state_codec="fp8"), ROOM).run()
+    for codec in ("residual", "keyframes"):
+        with pytest.raises(ConfigurationError, match=r"^capture_steps: .* clip_bytes.json has; .* \(got 12, 30\)$"):
+            Replay(load, clips(state_codec=codec, capture_steps=(5, 12, 20, 30)), ROOM).run()
+    with pytest.raises(ConfigurationError, match=r"^capture_steps: keyframes-paper .* \(got 5, 25\)$"):
+        Replay(load, clips(state_codec="keyframes", keyframe_least=0, capture_steps=(5, 25)), ROOM).run()
+    for codec, ks in (("residual", (5, 25)), ("fp16", (5, 12))):
+        assert set(Replay(load, clips(state_codec=codec, capture_steps=ks), ROOM).run().start_step) > {ks[0]}
     images = replace(load, trace=replace(load.trace, frames=1))
     with pytest.raises(ConfigurationError, match="state_codec: 'keyframes'"):
         Replay(images, policy(state_codec="keyframes"), ROOM).run()
