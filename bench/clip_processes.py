@@ -185,12 +185,17 @@ async def drive(stack: Stack, way: Way, given: argparse.Namespace, rows: Sequenc
         await backends.close()
 
 
-def measured(way: Way, given: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    settings: dict[str, Any] = {
+def settings_for(way: Way, given: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of every service of this system."""
+    return {
         "video": given.video, "torch_threads": 1, "log_level": "error", "max_queued": 4 * given.users,
         "decouple": "video" if way.segmented else "off", "segmenter": given.segmenter if way.segmented else "",
         "reuse_bound": way.bound or given.bound,
     }  # fmt: skip
+
+
+def measured(way: Way, given: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    settings = settings_for(way, given)
     load = round(os.getloadavg()[0], 2)
     with scratch() as folder, Stack(folder, replicas={"gpu_worker": WORKERS}, settings=settings) as stack:
         return {**run_on_loop(drive(stack, way, given, rows)), "load_1min_before": load}

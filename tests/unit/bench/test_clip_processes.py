@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from typing import Any
 
-from bench.clip_processes import WAYS, report
+from bench.clip_processes import WAYS, report, settings_for
+from shared.runtime.settings import Settings
 
 
 def system(title: str, **more: Any) -> dict[str, Any]:
@@ -28,4 +30,10 @@ def test_the_report_has_a_row_for_each_system_and_start() -> None:
 
 
 def test_only_the_system_with_pairs_takes_the_bound_of_the_command_line() -> None:
-    assert [(way.segmented, bool(way.bound)) for way in WAYS] == [(False, True), (True, True), (True, False)]
+    given = Namespace(video="clips", users=2, segmenter="mine", bound="flexcache")
+    found = {way.name: Settings(**settings_for(way, given)) for way in WAYS}
+    assert {name: (one.reuse_bound, one.decouple, one.segmenter) for name, one in found.items()} == {
+        "whole": ("nirvana", "off", ""),
+        "beside": ("nirvana", "video", "mine"),
+        "pairs": ("flexcache", "video", "mine"),
+    }
