@@ -21,16 +21,8 @@ In a clip's state (C, F, h, w) every frame is stored like an image: with its own
 A stitched latent has the noise of one run in some cells, and of another run in the others (FlexCache §4.2.2). Its
 states carry the seeds of both, and the cells of each noise.
 
-Layout; a varint holds 7 bits a byte, least significant first, and bit 7 is set where more follow:
+A state is a header (residual_header), the steps of the quantisers, and the levels:
 
-    1 byte       version: 1 for an image, 2 for a clip, 3 for a clip with FreeNoise; 4 and 5: as 2 and 3, with averages
-                 over several frames; 16 more where noises have cells of their own
-    1 byte       bits 0-1: log2 of a cell's side; bits 2-4: bits per average, less one; bits 5-7: number of noises
-    varints      C, h, w of an image; C, F, h, w of a clip; C, F, h, w, window, stride with FreeNoise (draw_noise);
-                 then the frames of an average in versions 4 and 5
-    per noise    seed (varint), c (int8, in 1/64)
-    cells        only in versions from 16: number of bytes (varint) and zlib stream of each noise's cells, one bit per
-                 cell by frame and row, most significant bit first; those of the noise before are subtracted (XOR)
     bytes        step of the quantiser of each channel (in a clip of each frame, or average of frames, of each channel):
                  0 for zeros, else 2 ** ((byte - 128) / 8)
     the rest     level of each average, by channel, frame and row, most significant bit first
@@ -42,8 +34,7 @@ A 4×16×16 state with one 32-bit seed has 15 + 96 bytes as `residual` and 15 + 
 from __future__ import annotations
 
 import math
-import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -51,20 +42,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.gpu_worker.engine.noises import Noise, cells_of, noise_within, seed_of
-from services.gpu_worker.engine.rows import NO_WINDOWS, Latent, first_noise
+from services.gpu_worker.engine.noises import Noise, cells_of, seed_of
+from services.gpu_worker.engine.rows import Latent, first_noise
+from services.gpu_worker.jobs.residual_header import Cell, Header
 from shared.domain.errors import ConfigurationError, ModelError
 
-NUMBERS = {1: (3, 0, 0), 2: (4, 0, 0), 3: (4, 2, 0), 4: (4, 0, 1), 5: (4, 2, 1)}
-"""Numbers in the header by version: sides of the latent, window and stride, frames of an average."""
 MOST_NOISES = 7
 """A state with more noises keeps those that add most to it."""
-WITH_CELLS = 16
-"""Added to the version where noises have cells of their own."""
 C_UNIT = 64
 GAIN = 0.7
-Cell = tuple[int, int, int]
-"""Frames, rows and columns of an average."""
 Draw = Callable[[Noise], npt.NDArray[np.float32]]
 """A noise, of the latent's shape; zero outside its cells."""
 SEED, DRAWN = 2026, (-0.183910, 0.729640, 0.624167, 0.122535)
@@ -91,26 +77,20 @@ class Residual:
         averages = _averaged(latent - _mixed(weights, latent.shape, draw), cell)
         steps = _steps(averages, bits)
         levels = _levels(averages, _widths(steps, averages.shape[:-2]), bits).astype(np.uint8)
-        repeats, several = () if windows == NO_WINDOWS else windows, (frames,) if frames > 1 else ()
-        form = latent.ndim, len(repeats), len(several)
-        version = next(version for version, known in NUMBERS.items() if known == form)
-        cells = b"" if all(isinstance(one, int) for one in weights) else _packed_cells(weights, latent[0].size)
-        head = bytes([version + WITH_CELLS * bool(cells), side.bit_length() - 1 | bits - 1 << 2 | len(weights) << 5])
-        head += b"".join(_varint(number) for number in (*latent.shape, *repeats, *several))
-        head += b"".join(_varint(seed_of(one)) + c.to_bytes(1, "big", signed=True) for one, c in weights.items())
-        return head + cells + steps.tobytes() + _packed(levels, bits)
+        header = Header(cell, bits, latent.shape, windows, weights)
+        return header.write() + steps.tobytes() + _packed(levels, bits)
 
     def decode(self, data: bytes) -> Latent:
         """Raise ValueError or IndexError for bytes that are not such a state."""
-        head = _Head.read(data)
+        head, end = Header.read(data)
         sides = zip(head.shape[-3:], head.cell[-len(head.shape[-3:]) :], strict=True)
         coarse_shape = *head.shape[:-3], *(-(-side // cell) for side, cell in sides)
         outer = coarse_shape[:-2]
         channels, values = math.prod(outer), math.prod(coarse_shape)
-        if min(head.shape) < 1 or len(data) != head.end + channels + -(-values * head.bits // 8):
+        if min(head.shape) < 1 or len(data) != end + channels + -(-values * head.bits // 8):
             raise ValueError(f"{len(data)} bytes do not hold a latent of shape {head.shape}")
-        widths = _widths(np.frombuffer(data, np.uint8, channels, head.end), outer)
-        bits = np.unpackbits(np.frombuffer(data, np.uint8, offset=head.end + channels), count=values * head.bits)
+        widths = _widths(np.frombuffer(data, np.uint8, channels, end), outer)
+        bits = np.unpackbits(np.frombuffer(data, np.uint8, offset=end + channels), count=values * head.bits)
         levels = bits.reshape(-1, head.bits) @ (1 << np.arange(head.bits)[::-1])
         averages = _values(levels.reshape(coarse_shape), widths, head.bits)
         coarse = _spread(averages, head.cell, head.shape)
@@ -120,67 +100,7 @@ class Residual:
 
     def noises(self, data: bytes) -> tuple[Noise, ...]:
         """Return the noises that a state carries."""
-        return tuple(_Head.read(data).weights)
-
-
-@dataclass(frozen=True, slots=True)
-class _Head:
-    cell: tuple[int, int, int]
-    """Frames, rows and columns of an average; 1 frame in an image."""
-    bits: int
-    shape: tuple[int, ...]
-    windows: tuple[int, int]
-    """Window and stride of FreeNoise, see draw_noise."""
-    weights: dict[Noise, int]
-    """c in 1/64 by noise."""
-    end: int
-    """Index of the first byte after the weights."""
-
-    @classmethod
-    def read(cls, data: bytes) -> _Head:
-        version = data[0] & ~WITH_CELLS
-        if version not in NUMBERS:
-            raise ValueError(f"version must be one of {', '.join(map(str, NUMBERS))} (got {version})")
-        at, numbers, weights = 2, list[int](), dict[Noise, int]()
-        for _ in range(sum(NUMBERS[version])):
-            number, at = _read_varint(data, at)
-            numbers.append(number)
-        sides, repeats, several = NUMBERS[version]
-        window, stride = numbers[4:6] if repeats else NO_WINDOWS
-        frames = numbers[-1] if several else 1
-        if frames < 1:
-            raise ValueError("an average must have at least 1 frame (got 0)")
-        if window and not 1 <= stride <= window:
-            raise ValueError(f"stride must be from 1 to window, {window} (got {stride})")
-        for _ in range(data[1] >> 5):
-            seed, at = _read_varint(data, at)
-            weights[seed] = int.from_bytes(data[at : at + 1], "big", signed=True)
-            at += 1
-        if data[0] & WITH_CELLS:
-            weights, at = _with_cells(weights, data, at, math.prod(numbers[1:sides]))
-        side, bits = 1 << (data[1] & 3), (data[1] >> 2 & 7) + 1
-        return cls((frames, side, side), bits, tuple(numbers[:sides]), (window, stride), weights, at)
-
-
-def _packed_cells(noises: Iterable[Noise], cells: int) -> bytes:
-    bits = np.packbits([cells_of(one, cells) for one in noises], axis=1)
-    bits[1:] ^= bits[:-1].copy()  # two noises that share the cells between them cost the bits of one
-    stream = zlib.compress(bits.tobytes(), 9)
-    return _varint(len(stream)) + stream
-
-
-def _with_cells(weights: dict[Noise, int], data: bytes, at: int, cells: int) -> tuple[dict[Noise, int], int]:
-    """Return the weights by noise within its cells, and the index after the cells."""
-    size, at = _read_varint(data, at)
-    wanted = len(weights) * -(-cells // 8)
-    stream = zlib.decompressobj()
-    bits = stream.decompress(data[at : at + size], wanted + 1)  # no more memory than the shape needs
-    if len(bits) != wanted or not stream.eof:
-        raise ValueError(f"{len(weights)} noises must have {wanted} bytes of cells (got {len(bits)})")
-    rows = np.bitwise_xor.accumulate(np.frombuffer(bits, np.uint8).reshape(len(weights), -1))
-    within = np.unpackbits(rows, axis=1, count=cells).astype(np.bool_)
-    named = zip(weights.items(), within, strict=True)
-    return {noise_within(seed_of(one), some): c for (one, c), some in named}, at + size
+        return tuple(Header.read(data)[0].weights)
 
 
 def _fitted(latent: Latent, noises: Sequence[Noise], draw: Draw) -> dict[Noise, int]:
@@ -288,16 +208,3 @@ def _values(levels: npt.NDArray[Any], widths: npt.NDArray[Any], bits: int) -> np
 
 def _packed(levels: npt.NDArray[np.uint8], bits: int) -> bytes:
     return np.packbits(np.unpackbits(levels.reshape(-1, 1), axis=1)[:, 8 - bits :]).tobytes()
-
-
-def _varint(number: int) -> bytes:
-    low, rest = number & 127, number >> 7
-    return bytes([low | 128]) + _varint(rest) if rest else bytes([low])
-
-
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number that starts at index `at`, and the index after it."""
-    number = shift = 0
-    while data[at] & 128:
-        number, shift, at = number | (data[at] & 127) << shift, shift + 7, at + 1
-    return number | data[at] << shift, at + 1

@@ -22,6 +22,7 @@ from services.gpu_worker.jobs.codecs import (
     encode_state,
     noises_of,
 )
+from services.gpu_worker.jobs.residual_header import Header
 from shared.domain.errors import BlobCorruptError, ConfigurationError, ModelError
 from shared.domain.types import Plan, PlanSource
 from tests.unit.gpu_worker.conftest import LoadFamily
@@ -93,7 +94,7 @@ def test_averages_over_frames_cost_less_and_are_the_frames_means(
         assert len(data) < len(plain)
         assert data[0] == (4 if windows == (0, 0) else 5)
     assert np.square(kept - clip).mean() < 1.5 * np.square(each - clip).mean()
-    rest = kept - np.float32(residual._Head.read(data).weights[7] / residual.C_UNIT) * noise
+    rest = kept - np.float32(Header.read(data)[0].weights[7] / residual.C_UNIT) * noise
     for first in range(0, frames, several):
         block = rest[:, first : first + several]
         np.testing.assert_allclose(block, np.broadcast_to(block[:, :1], block.shape), atol=1e-5)
@@ -136,7 +137,7 @@ def test_the_noise_comes_back_and_the_averages_with_their_energy(
     state = mixed(shape, dict.fromkeys(seeds, scale))
     data = encode_state(state, codec, seeds)
     off = averaged(decode_state(data, codec) - state, cell)
-    weights = residual._Head.read(data).weights
+    weights = Header.read(data)[0].weights
     noise = mixed(shape, {seed_of(one): c / residual.C_UNIT for one, c in weights.items()}) - picture(shape)
     rest = averaged(state - noise, cell)
     found = rest + off
@@ -156,22 +157,22 @@ def test_a_small_state_has_the_bytes_that_the_layout_states(codec: str, size: in
 def test_a_state_that_version_1_wrote_stays_readable() -> None:
     state = mixed((4, 6, 6), {7: 0.75})
     np.testing.assert_allclose(decode_state(STORED, "residual"), state, atol=0.8)
-    assert residual._Head.read(STORED).weights[7] == pytest.approx(0.75 * residual.C_UNIT, abs=8)
+    assert Header.read(STORED)[0].weights[7] == pytest.approx(0.75 * residual.C_UNIT, abs=8)
 
 
 @pytest.mark.parametrize("codec", ["residual", "residual-4x4"])
 def test_noise_fills_in_for_the_detail_that_averages_lose(codec: str) -> None:
     detail = np.random.default_rng(5).normal(0, 0.4, (4, 16, 16))
     state = (mixed((4, 16, 16), {7: 0.7}) + detail).astype(np.float32)
-    found = residual._Head.read(encode_state(state, codec, (7,))).weights[7] / residual.C_UNIT
+    found = Header.read(encode_state(state, codec, (7,)))[0].weights[7] / residual.C_UNIT
     assert found == pytest.approx(0.7 + residual.GAIN * 0.4, abs=0.08)
     full = encode_state(state, "residual-1bit", (7,))
-    assert residual._Head.read(full).weights[7] / residual.C_UNIT == pytest.approx(0.7, abs=0.05)
+    assert Header.read(full)[0].weights[7] / residual.C_UNIT == pytest.approx(0.7, abs=0.05)
 
 
 def test_weights_of_two_noises_are_found_and_at_most_seven_seeds_stay() -> None:
     shares = {1: 0.8, 2**62: 0.4}
-    found = residual._Head.read(encode_state(mixed((4, 32, 32), shares), "residual", (*shares, *shares))).weights
+    found = Header.read(encode_state(mixed((4, 32, 32), shares), "residual", (*shares, *shares)))[0].weights
     assert {seed: c / residual.C_UNIT for seed, c in found.items()} == pytest.approx(shares, abs=0.04)
     many = {seed: 0.1 * seed for seed in range(1, 11)}
     assert noises_of(encode_state(mixed((4, 32, 32), many), "residual", tuple(many)), "residual") == tuple(range(4, 11))

@@ -9,7 +9,6 @@ import pytest
 
 from services.gpu_worker.engine.noises import Noise, Within, noise_within, stitched_noises
 from services.gpu_worker.engine.rows import first_noise
-from services.gpu_worker.jobs import residual
 from services.gpu_worker.jobs.codecs import (
     decode_checkpoint,
     decode_state,
@@ -17,6 +16,7 @@ from services.gpu_worker.jobs.codecs import (
     encode_state,
     noises_of,
 )
+from services.gpu_worker.jobs.residual_header import WITH_CELLS
 from shared.domain.errors import BlobCorruptError
 from shared.domain.types import Plan, PlanSource
 
@@ -89,7 +89,7 @@ def test_the_noises_that_add_most_stay() -> None:
 def test_other_bytes_are_corrupt() -> None:
     latent, noises = stitched()
     whole = encode_state(latent + np.float32(0.1), "residual", noises)
-    assert whole[0] == 2 + residual.WITH_CELLS
+    assert whole[0] == 2 + WITH_CELLS
     bad: list[Any] = [whole[:size] for size in range(len(whole))]
     bad += [whole + b"\0", bytes([2]) + whole[1:], *(whole[:at] + b"\xff" + whole[at + 1 :] for at in range(20, 40))]
     for data in bad:
