@@ -20,12 +20,11 @@ from services.cli.profiles.k_table_view import k_table_view, nothing_safe
 from services.cli.profiles.preparation import prepared
 from services.cli.profiles.records import Run, measure_records, of_tables, profile_rows
 from services.cli.profiles.report import Section, report_html, report_section
+from services.cli.profiles.storing import store_measured
 from shared.domain.errors import InvalidRequestError
-from shared.models.k_table import PROFILED, KTable, profile_kind, profile_of, table_file, table_to_json
-from shared.models.learned_table import LearnedTable, learned_file, learned_kind, learned_name, learned_to_json
-from shared.runtime.datadir import private_folder
+from shared.models.k_table import PROFILED, KTable, table_file, table_to_json
+from shared.models.learned_table import LearnedTable, learned_file, learned_to_json
 from shared.runtime.progress import shown
-from shared.runtime.settings import Settings
 
 if TYPE_CHECKING:  # torch is imported when a profile runs, not when --help is read
     from services.cli.profiles.measure import Profiler
@@ -158,7 +157,7 @@ def profile(
     choice = _codecs(runs, pairs, seed, out, console) if codecs and not images_from and not stitched else None
     if store:
         tables = [section.tables for section in sections]
-        where = asyncio.run(_store(settings, tables, latency, learned, choice, runs[0][1]))
+        where = asyncio.run(store_measured(settings, tables, latency, learned, choice, runs[0][1]))
         console.print(Text(f"Stored for {runs[0][1]['model']} in {where}"))
     console.print(Text(f"Tables, rows, plot and report.html: {out}"))
 
@@ -273,42 +272,3 @@ def _table(rows: Sequence[ProfileRow], alpha: float, about: Mapping[str, Any], s
     table = build_table(rows, alpha=alpha, steps=steps, **names)
     pictures = {name: about[name] for name in ("images_from", "images_weights_hash") if name in about}
     return replace(table, **pictures)
-
-
-async def _store(
-    settings: Settings,
-    tables: Sequence[Mapping[float, KTable]],
-    latency: dict[str, Any] | None,
-    learned: LearnedTable | None,
-    choice: CodecChoice | None,
-    about: Mapping[str, Any],
-) -> str:
-    """Store tables, learned bound, latency and codecs in the catalog; return the catalog's place, without a password.
-
-    tables: by α, one mapping for each T. Of further T, those for latents count (`auto_steps` of the card).
-    """
-    from shared.catalog import open_catalog, place_of
-    from shared.models import state_codecs
-    from shared.models.latency import KIND
-
-    private_folder(settings.data_dir)
-    catalog = await open_catalog(settings.catalog_url)
-    try:
-        for n, of in enumerate(tables):
-            for alpha, table in of.items():
-                if n == 0 or not table.images_from:
-                    apart = {"images": bool(table.images_from), "pairs": "segmenter" in about}
-                    kind = profile_kind(alpha, steps=table.steps if n else 0, **apart)
-                    await catalog.profiles.put(kind, profile_of(table), table.weights_hash, table_to_json(table))
-        if learned is not None:
-            kind, name = learned_kind(learned), learned_name(learned)
-            await catalog.profiles.put(kind, name, learned.weights_hash, learned_to_json(learned))
-        if latency is not None:
-            await catalog.profiles.put(KIND, about["model"], about["weights_hash"], latency)
-        if choice is not None:
-            await catalog.profiles.put(
-                state_codecs.KIND, choice.model, choice.weights_hash, state_codecs.choice_to_json(choice)
-            )
-    finally:
-        await catalog.close()
-    return place_of(settings.catalog_url)
