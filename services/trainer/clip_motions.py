@@ -55,7 +55,7 @@ class MotionWordsPlan:
     """Weight of a background that drifts."""
     within: float = 12.0
     """Weight of a pair within a group, in the loss."""
-    strewn: float = 0.15
+    neutral: float = 0.15
     """Share of the captions with a neutral word at a random place."""
 
 
@@ -125,7 +125,8 @@ def _loss(model: CLIPModel, words: Words, plan: MotionWordsPlan, rng: random.Ran
     with torch.no_grad():
         still = embed_text(model, words, [still_caption(s, n) for s, n in zip(scenes, wordings, strict=True)])
     texts = [clip_caption(s, n) for s, n in zip(scenes, wordings, strict=True)]
-    moving = embed_text(model, words, [_strewn(text, rng) if rng.random() < plan.strewn else text for text in texts])
+    texts = [_with_neutral_word(text, rng) if rng.random() < plan.neutral else text for text in texts]
+    moving = embed_text(model, words, texts)
     found = torch.cat([moving, still])
     wanted = _wanted(still.repeat(2, 1), [*scenes, *(MovingScene(scene.scene) for scene in scenes)], plan)
     group = torch.tensor(groups).repeat(2)
@@ -162,7 +163,7 @@ def _wanted(still: torch.Tensor, scenes: Sequence[MovingScene], plan: MotionWord
     return joined / (lengths[:, None] * lengths)
 
 
-def _strewn(text: str, rng: random.Random) -> str:
+def _with_neutral_word(text: str, rng: random.Random) -> str:
     words = text.split(" ")
     words.insert(rng.randint(0, len(words)), rng.choice(NEUTRAL))
     return " ".join(words)

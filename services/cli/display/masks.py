@@ -81,11 +81,11 @@ async def masks_here(settings: Settings, plan: Plan, target: str | None) -> Pair
 
 
 def pair_table(plan: Plan, masks: PairMasks | None) -> Table:
-    """Return a table of a stitched start: both entries, and the middle frame of each picture."""
+    """Return a table of a stitched start: both entries, and the masks of the middle frame."""
     table = Table(title="Stitched start", box=None, title_justify="left", padding=(0, 2, 0, 0))
-    for name in ("object and background of", "… and of", "taken from each"):
+    for name in ("object's clip", "background's clip", "stitched"):
         table.add_column(name)
-    table.add_row(*(Text(one.entry_id) for one in plan.sources), Text("object · background"))
+    table.add_row(*(Text(one.entry_id) for one in plan.sources), Text("cells of each clip"))
     if masks is not None:
         table.add_row(*(half_blocks(Image.fromarray(frames[len(frames) // 2])) for frames in masks))
     return table
