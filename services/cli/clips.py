@@ -18,7 +18,11 @@ from shared.domain.clip_length import check_length
 from shared.domain.errors import AfterimageError, InvalidRequestError
 
 Fps = Annotated[
-    float | None, typer.Option(help="Frames per second in the file; changes no frame. Default: the model's.")
+    float | None,
+    typer.Option(
+        help="Frames per second in the file; changes no frame. Default: the model's. A GIF shows each frame for whole "
+        "hundredths of a second: at 12, for 0.08 or 0.09 s."
+    ),
 ]
 Scale = Annotated[int, typer.Option(help="Pixels of the file per generated pixel of a clip, 1 to 16.")]
 Resample = Annotated[str, typer.Option(help="Upscaling by --scale: lanczos (smooth) or nearest.")]
