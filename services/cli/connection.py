@@ -109,8 +109,8 @@ async def connected(
     address = address_of(target, settings)
     why = await unreachable(address, SILENT_S)
     if isinstance(why, NothingListensError):
-        start = f"afterimage up{options(data_dir=data_dir)}"
-        raise NothingListensError(f"{why}; start it with `{start}`, or name it with --target")
+        start = f"`afterimage up{options(data_dir=data_dir, listen=target)}`"
+        raise NothingListensError(f"{why}; start it with {start}" + ("" if target else ", or name it with --target"))
     if why is not None:
         raise why
     _must_be_of(data_dir, target, address)
@@ -138,7 +138,7 @@ async def connected_or_embedded(
     # the client retries a silent server, which may be starting; only a named directory limits the wait
     why = await unreachable(address, SILENT_S if data_dir and not target else None)
     if target and isinstance(why, NothingListensError):
-        raise NothingListensError(f"{why}; start it with `afterimage up --listen {address}`")
+        raise NothingListensError(f"{why}; start it with `afterimage up{options(listen=target)}`")
     if why is not None and not isinstance(why, NothingListensError):
         raise why
     if why is None:

@@ -88,4 +88,10 @@ def same_pixels(path: Path, png: bytes) -> bool:
     if held.shape != (count, height * scale, width * scale, channels):
         return False
     size = width * scale, height * scale
-    return any(all(map(np.array_equal, held, resized(made, size, resample))) for resample in RESAMPLES)
+    return any(
+        all(
+            np.array_equal(one, np.asarray(other))
+            for one, other in zip(held, resized(made, size, resample), strict=True)
+        )
+        for resample in RESAMPLES
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from services.cli.display.words import ProgressBars
 from services.cli.following import Waits, _moved, draw
-from services.cli.generate import _login, _steps
+from services.cli.generate import _explain, _login, _steps
 from shared.client import Accepted, OnWait, Picture, Progress, Waiting
 from shared.domain.errors import (
     AfterimageError,
@@ -47,6 +48,15 @@ def test_steps_are_a_number_or_left_to_the_plan() -> None:
     for text in ("fast", "-5", "2.5", ""):
         with pytest.raises(InvalidRequestError, match="steps: must be auto or a whole number"):
             _steps(text)
+
+
+def test_a_note_that_is_the_reason_is_printed_once() -> None:
+    drawn, console = picture(), Console(width=200)
+    why = ("k_table: none counts for large", "k_table: run `afterimage profile`")
+    plan = replace(drawn.plan, reason=f"Generated from noise: {'; '.join(why)}.", degraded=(*why, "index: away"))
+    with console.capture() as said:
+        _explain(replace(drawn, job=replace(drawn.job, plan=plan)), "Started.", console, why=False)
+    assert said.get().splitlines()[2:] == ["note: index: away", "note: mind the gap"]
 
 
 class GoesAway:
