@@ -3,6 +3,7 @@
     afterimage profile --model motion --steps 10 --k 5,10,15,20,25 --pairs 192 --no-variety --out out/profile-motion
     python -m bench.clips_quality --count 64 --profile out/profile-motion
     python -m bench.clips_quality --model out/train/models/motion --count 256 --steps 50    (a model trained anew)
+    python -m bench.clips_quality --count 128 --steps 10 --free-wordings --rows out/bench/free_wordings.jsonl
     python -m bench.clips_quality --count 128 --steps    (no T: only rendered clips, which judge the judge)
     python -m bench.clips_quality --tiny --threads 1    (two prompts, T = 2 and 1: does the command work?)
 
@@ -24,6 +25,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -50,7 +52,7 @@ from services.trainer.rendering.renderer import LAYOUTS, Renderer
 from services.trainer.training.runs import save_grid
 from shared.domain.types import vector_from
 from shared.models import find_card
-from shared.models.scenes import CLIP_WORDINGS, MovingScene, clip_caption
+from shared.models.scenes import CLIP_WORDINGS, MovingScene, clip_caption, free_wording
 from shared.runtime.progress import Remaining
 
 STEPS = (50, 25, 20, 10, 5, 4)
@@ -61,15 +63,14 @@ SHEETS, COLUMNS = 16, 8
 
 
 def generated(
-    family: Family, asked: Mapping[tuple[int, int], MovingScene], batch: int, guidance: float
+    family: Family, asked: Mapping[tuple[int, int], str], batch: int, guidance: float
 ) -> dict[tuple[int, int], Pixels]:
-    """Generate clips from noise, `batch` at a time. asked: (number, T) → scene; the number is the seed."""
+    """Generate clips from noise, `batch` at a time. asked: (number, T) → prompt; the number is the seed."""
     card, frames = family.card, family.card.frames.default
     engine, found = Engine({card.name: family}, max_rows=batch * frames), {}
     names = {f"{number}/{steps}": (number, steps) for number, steps in asked}
     for name, (number, steps) in names.items():
-        text = said(asked[number, steps], number)
-        engine.submit(Task(name, card.name, text, card.default_size, steps, guidance, number, frames))
+        engine.submit(Task(name, card.name, asked[number, steps], card.default_size, steps, guidance, number, frames))
     while not engine.idle:
         for event in engine.step():
             match event:
@@ -97,13 +98,17 @@ def save_sheets(clips: Mapping[tuple[int, int], Pixels], path: Path) -> None:
         save_grid(frames, COLUMNS, path.with_name(f"{path.stem}-{number:02}-{names}.png"), scale=2)
 
 
-def said(scene: MovingScene, number: int) -> str:
-    return clip_caption(scene, number % CLIP_WORDINGS)
+def said(scene: MovingScene, number: int, free: bool) -> str:
+    """Return the caption, or with `free` other words for its motion and its place."""
+    wording = number % CLIP_WORDINGS
+    return free_wording(scene, wording, random.Random(number), share=1.0) if free else clip_caption(scene, wording)
 
 
-def row_of(number: int, steps: int, clip: Pixels, scene: MovingScene, encoder: Encoder, judge: Judge | None) -> Row:
+def row_of(
+    number: int, steps: int, clip: Pixels, prompt: str, scene: MovingScene, encoder: Encoder, judge: Judge | None
+) -> Row:
     """Return the record of one clip."""
-    text = vector_from(encoder.texts([said(scene, number)])[0].vector)
+    text = vector_from(encoder.texts([prompt])[0].vector)
     frames = np.stack(vectors_of(encoder, list(clip)))
     return {
         "number": number,
@@ -138,19 +143,21 @@ def measured(asked: argparse.Namespace, family: Family, encoder: Encoder) -> lis
     folder = asked.judge or shipped_judge(frames)
     about |= {"judge": hashlib.sha256((folder / FILE).read_bytes()).hexdigest()[:16] if judge else ""}
     about |= {} if asked.guidance is None else {"guidance": asked.guidance}
+    about |= {"wordings": "free"} if asked.free_wordings else {}
     guidance = card.default_guidance if asked.guidance is None else asked.guidance
     path = asked.rows or Path(f"out/bench/clips_quality-{card.weights_hash[:8]}.jsonl")
     rows = resumed(path, about)
     scenes, done = moving_scenes(MOST, asked.seed), {(row["number"], row["steps"]) for row in rows}
+    prompts = [said(scene, number, asked.free_wordings) for number, scene in enumerate(scenes)]
     painter = Renderer(asked.sprites) if judge else None
     wanted = [*asked.steps, *((RENDERED, ROUND_TRIP) if painter else ())]
     missing = [(n, of) for n in range(asked.count) for of in wanted if (n, of) not in done]
     remaining = Remaining("steps", sum(max(of, 1) for _, of in missing))
     for chunk in _chunks(missing, asked.batch * len(wanted)):
-        clips = generated(family, {(n, of): scenes[n] for n, of in chunk if of > 0}, asked.batch, guidance)
+        clips = generated(family, {(n, of): prompts[n] for n, of in chunk if of > 0}, asked.batch, guidance)
         if painter is not None:
             clips |= {(n, of): rendered(painter, family, scenes[n], n, of) for n, of in chunk if of <= 0}
-        found = [row_of(n, of, clip, scenes[n], encoder, judge) for (n, of), clip in clips.items()]
+        found = [row_of(n, of, clip, prompts[n], scenes[n], encoder, judge) for (n, of), clip in clips.items()]
         with path.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(row) + "\n" for row in found))
         save_sheets(clips, path)
@@ -175,6 +182,9 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=2, help="clips that share each step")
     parser.add_argument("--seed", type=int, default=SEED, help="seed of the moving scenes")
     parser.add_argument("--guidance", type=float, help="default: that of the model's card")
+    parser.add_argument(
+        "--free-wordings", action="store_true", help='other words for motions and places, as in "swims left"'
+    )
     parser.add_argument("--threads", type=int, default=2, help="torch threads")
     parser.add_argument("--profile", type=Path, help="folder that `afterimage profile` wrote for this model")
     parser.add_argument("--sprites", type=Path, default=SPRITES, help="folder of the trainer's sprites")

@@ -17,6 +17,7 @@ from services.trainer.rendering.renderer import Renderer
 from services.trainer.text_to_video.export import export_motion
 from services.trainer.text_to_video.latents import COUNT, PARTS, encode_clips
 from services.trainer.text_to_video.training import MotionPlan, train_motion
+from services.trainer.text_to_video.wordings import WordingsPlan, export_wordings, train_wordings
 from shared.models.card_lookup import BUNDLED
 from shared.models.devices import chosen_device
 from shared.models.scenes import clip_caption
@@ -94,3 +95,15 @@ def export(
 ) -> None:
     """Write the trained model in the format of the bundled ones; serve it with `--video FOLDER`."""
     export_motion(work, base, target)
+
+
+@app.command()
+def wordings(
+    target: Annotated[Path, typer.Argument(help="Folder to write: the model with its text encoder trained further")],
+    model: Annotated[Path, typer.Option(help="Exported motion model")] = BUNDLED / "motion",
+    work: Work = WORK,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps over all runs")] = WordingsPlan.steps,
+) -> None:
+    """Teach an exported model other words for motions and places; another run continues where this one stops."""
+    train_wordings(WordingsPlan(steps=steps), model, work)
+    export_wordings(model, work, target)

@@ -1,6 +1,7 @@
 """The small world of the bundled models: scenes, their captions, and edits that change one thing at a time."""
 
 from shared.models.scenes.edits import CLIP_EDITS, EDITS, edit, edit_clip
+from shared.models.scenes.free_wordings import free_wording
 from shared.models.scenes.grammar import (
     ATTRIBUTES,
     VALUES,
@@ -50,6 +51,7 @@ __all__ = [
     "drift_phrase",
     "edit",
     "edit_clip",
+    "free_wording",
     "held_out",
     "known_words",
     "motion_phrase",

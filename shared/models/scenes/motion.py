@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -81,12 +81,15 @@ def still_caption(moving: MovingScene, wording: int = 0) -> str:
     return "".join(before + words for _, before, words in slots_of(moving.scene, order, pick, without=hidden))
 
 
-def clip_slots(moving: MovingScene, wording: int = 0) -> list[tuple[str, str, str]]:
-    """Return a clip's caption in pieces: (part, what stands before it, its words), as `slots_of` does."""
+def clip_slots(
+    moving: MovingScene, wording: int = 0, *, verb: str = "", without: Collection[str] = ()
+) -> list[tuple[str, str, str]]:
+    """Return a clip's caption in pieces: (part, what stands before it, its words), as `slots_of` does. `verb`: other
+    words for the motion; `without`: further attributes that are not named."""
     order, pick = _order(wording)
-    moves = motion_phrase(moving, pick)
+    moves = verb or motion_phrase(moving, pick)
     drift = drift_phrase(moving, pick)
-    hidden = DECIDES.get(moving.motion, frozenset())
+    hidden = DECIDES.get(moving.motion, frozenset()).union(without)
     return slots_of(moving.scene, order, pick, after_things=moves, at_end=drift, without=hidden)
 
 
