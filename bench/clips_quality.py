@@ -3,14 +3,16 @@
     afterimage profile --model motion --steps 10 --k 5,10,15,20,25 --pairs 192 --no-variety --out out/profile-motion
     python -m bench.clips_quality --count 64 --profile out/profile-motion
     python -m bench.clips_quality --model out/train/models/motion --count 256 --steps 50    (a model trained anew)
-    python -m bench.clips_quality --count 128 --steps 10 --free-wordings --rows out/bench/free_wordings.jsonl
+    python -m bench.clips_quality --count 128 --steps 10 --free-wordings --out out/bench
     python -m bench.clips_quality --count 128 --steps    (no T: only rendered clips, which judge the judge)
     python -m bench.clips_quality --tiny --threads 1    (two prompts, T = 2 and 1: does the command work?)
 
 *From noise*: clips of held-out moving scenes, the same prompts and seeds at every T, judged by
 `services.trainer.judging`. *Smooth* is the mean cosine of the CLIP vectors of adjacent frames (FlexCache's CLIP-SIM).
 Beside them: the same scenes as the renderer paints them, which is the most that the judge reads, and after a *round
-trip* through the model's autoencoder. Each of the first 16 prompts has a sheet beside the rows, with a line per T.
+trip* through the model's autoencoder. The prompts are captions, or with --free-wordings other wordings of the same
+scenes, of words that `services.trainer motion wordings` teaches. Each of the first 16 prompts has a sheet beside the
+rows, with a line per T.
 
 *From a state*: the pairs of a profile of clips. The first prompt of a pair has its states after K stored, and the
 second prompt runs the steps after K. K of T = 10 have the noise levels of K = 5, 10, … of T = 50, the K of the papers,
@@ -145,7 +147,8 @@ def measured(asked: argparse.Namespace, family: Family, encoder: Encoder) -> lis
     about |= {} if asked.guidance is None else {"guidance": asked.guidance}
     about |= {"wordings": "free"} if asked.free_wordings else {}
     guidance = card.default_guidance if asked.guidance is None else asked.guidance
-    path = asked.rows or Path(f"out/bench/clips_quality-{card.weights_hash[:8]}.jsonl")
+    kind = "-free" if asked.free_wordings else ""
+    path = asked.rows or Path(f"out/bench/clips_quality-{card.weights_hash[:8]}{kind}.jsonl")
     rows = resumed(path, about)
     scenes, done = moving_scenes(MOST, asked.seed), {(row["number"], row["steps"]) for row in rows}
     prompts = [said(scene, number, asked.free_wordings) for number, scene in enumerate(scenes)]

@@ -68,11 +68,11 @@ async def masks_here(settings: Settings, plan: Plan, target: str | None) -> Pair
     may be another."""
     if target or plan.source is not PlanSource.STITCHED:
         return None
-    from shared.service.backends import blobs_of  # needs packages that a client alone has not
-
     try:
+        from shared.service.backends import blobs_of
+
         blobs = await blobs_of(settings)
-    except AfterimageError:
+    except (AfterimageError, ModuleNotFoundError):  # a client alone has not the packages that read the store
         return None
     try:
         return await pair_masks(blobs, plan)

@@ -47,6 +47,7 @@ class Header:
     """c in 1/64 by noise."""
 
     def write(self) -> bytes:
+        """Return the bytes of the header."""
         (frames, side, _), noises = self.cell, self.weights
         repeats, several = () if self.windows == NO_WINDOWS else self.windows, (frames,) if frames > 1 else ()
         counts = len(self.shape), len(repeats), len(several)
@@ -60,7 +61,9 @@ class Header:
 
     @classmethod
     def read(cls, data: bytes) -> tuple[Header, int]:
-        """Return the header, and the index of the first byte after it. Raise ValueError or IndexError otherwise."""
+        """Return the header, and the index of the first byte after it.
+
+        Raises ValueError or IndexError for other bytes."""
         version = data[0] & ~WITH_CELLS
         if version not in NUMBERS:
             raise ValueError(f"version must be one of {', '.join(map(str, NUMBERS))} (got {version})")

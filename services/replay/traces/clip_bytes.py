@@ -50,7 +50,7 @@ class ClipBytes:
             rule = f"must be among K = {_listed(STEPS)} of 50, which {FILE.name} has; {MEASURE} measures them"
             raise ConfigurationError(f"capture_steps: {rule} (got {_listed(sorted(unmeasured))})")
         found = clips[request % len(clips)][min(ks)]
-        if len(ks) < len(found) and any(needs for _, needs in found.values()):
+        if len(ks) < len(found) and any(needs for clip in clips for _, needs in clip[min(ks)].values()):
             rule = f"{codec} was measured with all states at K = {_listed(found)} of 50 together"
             raise ConfigurationError(f"capture_steps: {rule} (got {_listed(ks)})")
         return {k: found[k] for k in ks}

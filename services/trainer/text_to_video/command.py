@@ -22,7 +22,7 @@ from shared.models.card_lookup import BUNDLED
 from shared.models.devices import chosen_device
 from shared.models.scenes import clip_caption
 
-app = typer.Typer(no_args_is_help=True, help="Train the motion model: clips, then train, then export")
+app = typer.Typer(no_args_is_help=True, help="Train the motion model: clips, then train, then export, then wordings")
 
 Work = Annotated[Path, typer.Option(help="Folder of sprites, clips, checkpoint, losses and grids")]
 Base = Annotated[Path, typer.Option(help="Exported image model that the motion model is built around")]
@@ -105,5 +105,8 @@ def wordings(
     steps: Annotated[int, typer.Option(min=1, help="Training steps over all runs")] = WordingsPlan.steps,
 ) -> None:
     """Teach an exported model other words for motions and places; another run continues where this one stops."""
+    if target.resolve() == model.resolve():
+        raise typer.BadParameter("must be another folder than --model", param_hint="TARGET")
+    torch.set_num_threads(1)
     train_wordings(WordingsPlan(steps=steps), model, work)
     export_wordings(model, work, target)

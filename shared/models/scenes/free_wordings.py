@@ -1,4 +1,4 @@
-"""Other words for what the captions of moving scenes say, as people write them: "swims left", "in a snowy forest"."""
+"""Other wordings of the captions of moving scenes: "swims to the left", "takes off", "in a snowy forest"."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from shared.models.scenes.motion import MovingScene, clip_slots
+from shared.models.scenes.motion import MOVE_SMALL, MovingScene, clip_slots
 
 PLACES: Mapping[str, Sequence[str]] = MappingProxyType(
     {
@@ -43,15 +43,13 @@ VERBS: Mapping[str, Sequence[str]] = MappingProxyType(
 )
 """Motion → other words for it, in the singular."""
 
-_PLURALS = {"is": "are", "flies": "fly", "crosses": "cross", "hurries": "hurry", "becomes": "become"}
-MOVES_SMALL = ("up", "down", "hop")
-"""Motions that need a small object, whether or not the words say so."""
+_PLURALS = {"is": "are", "flies": "fly", "crosses": "cross", "goes": "go", "hurries": "hurry"}
 
 
 def free_wording(moving: MovingScene, wording: int, rng: random.Random, share: float = 0.6) -> str:
     """Return a clip's caption in one of `CLIP_WORDINGS` wordings, with other words for its motion and for its place,
-    each with probability `share`. What moves up or down is small, and half of the captions leave that out."""
-    unsized = {"size"} if moving.motion in MOVES_SMALL and rng.random() < 0.5 else frozenset[str]()
+    each with probability `share`. Objects that move up, down or hop are small; half of the captions omit the size."""
+    unsized = {"size"} if moving.motion in MOVE_SMALL and rng.random() < 0.5 else frozenset[str]()
     verb = rng.choice(VERBS[moving.motion]) if rng.random() < share else ""
     place = rng.choice(PLACES[moving.scene.background]) if rng.random() < share else ""
     slots = clip_slots(moving, wording, verb=_agreeing(verb, moving.scene.count), without=unsized)
@@ -59,7 +57,7 @@ def free_wording(moving: MovingScene, wording: int, rng: random.Random, share: f
 
 
 def _agreeing(verb: str, count: int) -> str:
-    """Return the verb as it stands after so many objects."""
+    """Return the verb, in the plural if `count` is above 1."""
     first, _, rest = verb.partition(" ")
     if count > 1 and not first.endswith("ing"):
         first = _PLURALS.get(first, first.removesuffix("s"))

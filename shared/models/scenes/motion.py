@@ -45,6 +45,9 @@ DECIDES: Mapping[str, frozenset[str]] = MappingProxyType(
 )
 """Attributes of the scene that a motion decides. Captions do not name them."""
 
+MOVE_SMALL = ("up", "down", "hop")
+"""Motions whose objects are small, so that they have room."""
+
 _CLIP_ORDERS = tuple(order for order in ORDERS if "style of" not in order)
 CLIP_WORDINGS = len(_CLIP_ORDERS) * 3
 """Number of wordings of `clip_caption`; wording 0 is the plainest."""
@@ -124,7 +127,7 @@ def with_motion(scene: Scene, motion: str, background_motion: str = "still") -> 
     crosses the image, the size of what changes its size. What moves up or down is small, so that it has room."""
     if motion in ("left", "right"):
         scene = replace(scene, position="centre", size="medium" if scene.size == "large" else scene.size)
-    elif motion in ("up", "down", "hop"):
+    elif motion in MOVE_SMALL:
         scene = replace(scene, size="small")
     elif motion in ("grow", "shrink"):
         scene = replace(scene, size="medium", position="centre")

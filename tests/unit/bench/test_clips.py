@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from bench import clips_cost, clips_quality
-from bench.clips_quality import resumed
+from bench.clips_quality import resumed, said
 from bench.measuring.clip_figures import READ, from_noise, from_states, report
+from services.trainer.judging.motion import moving_scenes
 from services.trainer.rendering.sprites import sprites_cached
+from shared.models.scenes import CLIP_WORDINGS, clip_caption
 from tests import tiny, tiny_families
 from tests.tiny_clips import CARD
 from tests.unit.trainer.conftest import SPRITES
@@ -48,9 +50,9 @@ def test_motions_have_shares_of_their_own_and_no_t_is_needed() -> None:
     some = [row | {"motion": "left" if row["number"] < 20 else "hop"} for of in (0, -1) for row in rows(of, 30, 0.5)]
     found = from_noise(some)
     assert [row["by_motion"] for row in found] == [{"hop": 0.5, "left": 1.0}] * 2
-    said = report({"from_noise": found, "from_states": []})
-    assert "| round trip | 40 |" in said
-    assert "| right motions, T | hop | left |" in said
+    text = report({"from_noise": found, "from_states": []})
+    assert "| round trip | 40 |" in text
+    assert "| right motions, T | hop | left |" in text
     assert from_noise([]) == []
 
 
@@ -73,6 +75,15 @@ def test_starts_at_k_are_held_against_noise_and_a_paraphrase_changes_nothing() -
     assert found[1]["clip_ratio"][0] == pytest.approx(0.75)
     assert found[2]["more_right"]["all"][0] == -1.0
     assert "| K = 5 | 20 | 0.750 (" in report({"from_noise": [], "from_states": found})
+
+
+def test_other_wordings_name_the_same_scene_in_other_words() -> None:
+    scenes = moving_scenes(32)
+    captions, others = ([said(scene, n, free) for n, scene in enumerate(scenes)] for free in (False, True))
+    assert captions == [clip_caption(scene, n % CLIP_WORDINGS) for n, scene in enumerate(scenes)]
+    assert others == [said(scene, n, True) for n, scene in enumerate(scenes)]
+    assert all(one != other for one, other in zip(captions, others, strict=True))
+    assert all(scene.scene.object in text for scene, text in zip(scenes, others, strict=True) if scene.scene.count == 1)
 
 
 def test_rows_resume_and_other_settings_do_not(tmp_path: Path) -> None:

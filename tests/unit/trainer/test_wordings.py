@@ -6,15 +6,19 @@ import random
 import shutil
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import CLIPTextModel, CLIPTokenizer
 
 from services.trainer.text_to_video.wordings import SPARE, WordingsPlan, export_wordings, matched, train_wordings
+from services.trainer.training.runs import load_checkpoint
 from services.trainer.words import LENGTH, Words
 from shared.models.card_lookup import BUNDLED
 from shared.models.scenes import MOTIONS, Scene, clip_caption, free_wording, with_motion
+from shared.models.scenes.free_wordings import VERBS
+from shared.models.scenes.motion import MOVE_SMALL
 
 IDS = st.lists(st.integers(0, 9), min_size=LENGTH, max_size=LENGTH)
 
@@ -47,23 +51,59 @@ def test_other_wordings_name_the_rest_of_the_scene() -> None:
         assert len(found) > 10
         assert all("two" in text and "red foxes" in text for text in found)
         assert clip_caption(scene) not in found
-        assert all("small" in text for text in found) == (motion in ("stay", "left", "right"))
+        sized = {"small" in text for text in found}
+        if motion not in ("grow", "shrink"):  # these decide the size
+            assert sized == ({True, False} if motion in MOVE_SMALL else {True})
+
+
+PLURALS = {
+    "goes to the left": "go to the left",
+    "flies up": "fly up",
+    "is rising": "are rising",
+    "rising": "rising",
+    "crosses to the right": "cross to the right",
+    "becomes tiny": "become tiny",
+    "hurries to the left": "hurry to the left",
+}
+
+
+@pytest.mark.parametrize("verb", PLURALS)
+def test_verbs_agree_with_the_number_of_objects(verb: str) -> None:
+    motion = next(motion for motion, verbs in VERBS.items() if verb in verbs)
+    for count, said in ((1, verb), (2, PLURALS[verb])):
+        scene = with_motion(Scene("fox", count=count), motion)
+        texts = {free_wording(scene, 0, random.Random(seed), share=1.0) for seed in range(200)}
+        assert any(f" {said} " in text for text in texts)
+
+
+def test_no_plural_has_a_verb_in_the_singular() -> None:
+    singular = {verb.split()[0] for verbs in VERBS.values() for verb in verbs if not verb.split()[0].endswith("ing")}
+    for motion in MOTIONS:
+        scene = with_motion(Scene("fox", count=3), motion)
+        for seed in range(200):
+            words = free_wording(scene, 0, random.Random(seed), share=1.0).split()
+            assert words[words.index("foxes") + 1] not in singular | {"goe", "flie", "crosse", "hurrie"}
 
 
 def test_the_text_encoder_learns_other_wordings_and_keeps_captions(tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(BUNDLED / "motion", model)
-    fresh = CLIPTextModel(CLIPTextModel.from_pretrained(model / "text_encoder").config)
+    (model / "state_codecs.json").write_text("{}")
+    config = CLIPTextModel.from_pretrained(model / "text_encoder").config
     torch.manual_seed(0)
-    fresh.save_pretrained(model / "text_encoder")  # one that knows none of the wordings yet
+    CLIPTextModel(config).save_pretrained(model / "text_encoder")  # one that knows none of the wordings yet
     before = _errors(model, model)
     train_wordings(WordingsPlan(steps=30, batch=8, rate=3e-3), model, tmp_path / "work")
+    (checkpoint,) = (tmp_path / "work").glob("motion-wordings-*.pt")
+    assert load_checkpoint(checkpoint)["step"] == 30
     train_wordings(WordingsPlan(steps=100, batch=8, rate=3e-3), model, tmp_path / "work")
+    losses = checkpoint.with_name(f"{checkpoint.stem}-losses.csv").read_text().splitlines()
+    assert [int(line.split(",")[0]) for line in losses[1:]][:1] > [30]  # the second run went on after the first
     export_wordings(model, tmp_path / "work", tmp_path / "target")
     after = _errors(model, tmp_path / "target")
     assert after["other"] < 0.8 * before["other"]
     assert after["captions"] < 0.5 * before["other"]
-    kept = {path.relative_to(tmp_path / "target").parts[0] for path in (tmp_path / "target").rglob("*.json")}
+    kept = {path.name for path in (tmp_path / "target").iterdir()}
     assert kept == {"card.json", "model_index.json", "scheduler", "text_encoder", "tokenizer", "unet", "vae"}
 
 
