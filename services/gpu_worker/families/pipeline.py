@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from services.gpu_worker.engine.layout import step_by_shape
+from services.gpu_worker.engine.layout import Pass, denoise_by_shape, step_rows
 from services.gpu_worker.engine.rows import Pixels, PromptEncoding, Row, Stepped, draw_noise
 from services.gpu_worker.engine.samplers import Sampler, make_sampler
 from services.gpu_worker.families.offload import Residence
@@ -169,7 +169,10 @@ class PipelineFamily(ABC):
 
     def step(self, rows: Sequence[Row]) -> list[Stepped]:
         self._residence.bring("denoiser")
-        return step_by_shape(rows, self._forward, self._batch_invariant)
+        return step_rows(rows, self._denoise)
+
+    def _denoise(self, passes: Sequence[Pass]) -> list[Tensor]:
+        return denoise_by_shape(passes, self._forward, self._batch_invariant)
 
     def decode(self, latent: Tensor) -> Pixels:
         # decode one image at a time, so that its bits do not depend on images that finish in the same step

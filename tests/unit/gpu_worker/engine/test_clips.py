@@ -11,7 +11,7 @@ import torch
 
 from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import Advanced, BatchRan, Checkpointed, Event, Finished, LatentCaptured, Left
-from services.gpu_worker.engine.layout import step_by_shape
+from services.gpu_worker.engine.layout import denoise_by_shape, step_rows
 from services.gpu_worker.engine.row_start import make_row
 from services.gpu_worker.engine.rows import FromCheckpoint, FromPicture, FromState, Task, first_noise
 from services.gpu_worker.families import Family, load_family
@@ -119,5 +119,5 @@ def test_padding_counts_frames(noop: Family) -> None:
         return latents
 
     rows = [make_row(noop, clip(str(frames), frames)) for frames in (4, 4, 4, 1, 16)]
-    step_by_shape(rows, forward, 8)
+    step_rows(rows, lambda passes: denoise_by_shape(passes, forward, 8))
     assert [(shape[0], shape[2:-2]) for shape in seen] == [(2, (4,)), (2, (4,)), (8, ()), (1, (16,))]
