@@ -1,0 +1,101 @@
+"""A batch of patches on a device: images cut and joined, halos from neighbours, means over whole images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.gpu_worker.engine.patches.layout import NONE, Layout, Resolution
+
+Pairs = tuple[Tensor, Tensor]
+"""Patches that have a neighbour in one direction, and these neighbours."""
+
+
+class PatchBatch:
+    """The tensors of one layout. Patches are (P, C, s, s); s shrinks with the levels of the UNet, P does not."""
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.layout = layout
+        self._device = device
+        self.requests = torch.from_numpy(layout.requests).to(device)
+        """(P,): place in `layout.order` of each patch's request."""
+        self.firsts = torch.tensor(layout.request_offsets[:-1], device=device)
+        """(R,): first patch of each request."""
+        self._pairs: dict[tuple[str, int], Pairs] = {}
+
+    def split(self, latents: Sequence[Tensor]) -> Tensor:
+        """Cut images (C, h, w), in the order of the batch, into patches (P, C, s, s)."""
+        side = self.layout.side
+        cut = []
+        for each in self.layout.resolutions:
+            images = torch.stack([latents[i] for i in self.layout.order[each.requests]])
+            tiles = images.reshape(each.count, -1, each.rows, side, each.columns, side)
+            cut.append(tiles.permute(0, 2, 4, 1, 3, 5).flatten(0, 2))
+        return torch.cat(cut)
+
+    def join(self, patches: Tensor) -> list[Tensor]:
+        """Return the images (C, h, w) of patches (P, C, s, s), in the order of the batch."""
+        images: dict[int, Tensor] = {}
+        for each in self.layout.resolutions:
+            tiles = patches[each.patches].reshape(each.count, each.rows, each.columns, *patches.shape[1:])
+            joined = tiles.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
+            images.update(zip(self.layout.order[each.requests], joined.unbind(), strict=True))
+        return [images[i] for i in range(len(images))]
+
+    def by_image(self, values: Tensor, each: Resolution) -> Tensor:
+        """View the patches (P, n, …) of one resolution as images (requests, patches · n, …); the order of the cells
+        differs from a whole image's."""
+        return values[each.patches].reshape(each.count, -1, *values.shape[2:])
+
+    def image_mean(self, values: Tensor) -> Tensor:
+        """Return for each patch the mean of `values` (P, …) over all patches of its image. Patches are equally large,
+        so means over patches give means over images."""
+        means = []
+        for each in self.layout.resolutions:
+            images = values[each.patches].reshape(each.count, -1, *values.shape[1:])
+            means.append(images.mean(1, keepdim=True).expand_as(images).flatten(0, 1))
+        return torch.cat(means)
+
+    def with_halo(self, patches: Tensor, top: int, bottom: int, left: int, right: int) -> Tensor:
+        """Widen patches (P, C, h, w) by cells of their neighbours; beyond the border of an image they are 0.
+
+        The halo may be wider than a patch.
+        """
+        height, width = patches.shape[-2:]
+        count, channels = patches.shape[:2]
+        wide = patches.new_zeros(count, channels, top + height + bottom, left + width + right)
+        wide[:, :, top : top + height, left : left + width] = patches
+        # columns first, then rows with the halos of their columns: corners come from the neighbours' neighbours
+        self._fill(wide.narrow(2, top, height), 3, (left, width, right), ("left", "right"))
+        self._fill(wide, 2, (top, height, bottom), ("up", "down"))
+        return wide
+
+    def _fill(self, wide: Tensor, axis: int, cells: tuple[int, int, int], names: tuple[str, str]) -> None:
+        """Copy the cells before and after the patches from neighbours, along one axis."""
+        before, own, after = cells
+        for hops in range(1, -(-before // own) + 1):
+            much = min(own, before - (hops - 1) * own)
+            self._copy(wide, axis, names[0], hops, before - (hops - 1) * own - much, before + own - much, much)
+        for hops in range(1, -(-after // own) + 1):
+            much = min(own, after - (hops - 1) * own)
+            self._copy(wide, axis, names[1], hops, before + hops * own, before, much)
+
+    def _copy(self, wide: Tensor, axis: int, name: str, hops: int, to: int, source: int, much: int) -> None:
+        here, there = self._neighbours(name, hops)
+        wide.narrow(axis, to, much).index_copy_(0, here, wide.narrow(axis, source, much).index_select(0, there))
+
+    def _neighbours(self, name: str, hops: int) -> Pairs:
+        if (name, hops) not in self._pairs:
+            one = getattr(self.layout, name)
+            reached = np.arange(self.layout.patches)
+            for _ in range(hops):
+                reached = np.where(reached == NONE, NONE, one[reached])
+            here = np.flatnonzero(reached != NONE)
+            self._pairs[name, hops] = (
+                torch.from_numpy(here).to(self._device),
+                torch.from_numpy(reached[here]).to(self._device),
+            )
+        return self._pairs[name, hops]
