@@ -9,6 +9,7 @@ import torch
 from services.gpu_worker.engine.family import Family
 from shared.domain.errors import ModelError
 from shared.models import ModelCard
+from shared.runtime.telemetry import log
 
 __all__ = ["MODULES", "Family", "load_family"]
 
@@ -17,6 +18,8 @@ MODULES = {
     for name in ("unet", "sd3", "flux", "sana", "animatediff", "text_to_video", "wan", "ltx", "cogvideox", "noop")
 }
 """Module path of each family."""
+PATCHED = ("unet",)
+"""Families that run images of different sizes in one batch of patches."""
 
 
 def load_family(
@@ -26,18 +29,26 @@ def load_family(
     batch_invariant: int = 0,
     prompts_kept: int = 512,
     offload: str = "none",
+    layout: str = "groups",
+    patch_px: int = 0,
 ) -> Family:
     """Load the card's weights (safetensors only) to run on `device`; `offload`: see families/offload.py.
 
+    layout, patch_px: see UNetFamily; other families run one batch per size, and log that.
     Raises ModelError when the family is unknown, or when the weights are missing or of another family.
     """
     if card.family not in MODULES:
         raise ModelError(f"model {card.name!r}: family must be one of {', '.join(MODULES)} (got {card.family!r})")
     load = import_module(MODULES[card.family]).load
+    batches = {"layout": layout, "patch_px": patch_px} if card.family in PATCHED else {}
+    if layout == "patches" and (batch_invariant or not batches):
+        rule = f"layout: patches needs batch_invariant 0 and a family of {', '.join(PATCHED)} (got {card.family})"
+        log("gpu_worker").info("one batch per size", model=card.name, rule=rule)
     return load(
         card,
         device=torch.device(device),
         batch_invariant=batch_invariant,
         prompts_kept=prompts_kept,
         offload=offload,
+        **batches,
     )

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from services.gpu_worker.engine.layout import Pass
+from services.gpu_worker.engine.patches.layout import patch_side
+from services.gpu_worker.engine.patches.patched_unet import PatchedUNet
 from services.gpu_worker.engine.rows import PromptEncoding, Row
 from services.gpu_worker.families.pipeline import PipelineFamily, load_pipeline, read_to, stacked
 from shared.domain.errors import ModelError
@@ -24,9 +27,31 @@ def load(card: ModelCard, **placed: Any) -> UNetFamily:
 
 
 class UNetFamily(PipelineFamily):
-    """A UNet pipeline's own components in the engine's loop."""
+    """A UNet pipeline's own components in the engine's loop.
+
+    layout: `groups` runs one batch per size, `patches` one batch of all sizes. patch_px: side of a patch in pixels; 0:
+    from the card (patch_side). With `batch_invariant`, batches are groups whatever `layout` is.
+    """
 
     denoiser_name = "unet"
+
+    def __init__(
+        self,
+        card: ModelCard,
+        pipeline: Any,
+        *,
+        layout: str = "groups",
+        patch_px: int = 0,
+        batch_invariant: int = 0,
+        **placed: Any,
+    ) -> None:
+        # before weights are placed: offloading hooks the operators
+        cut = layout == "patches" and not batch_invariant
+        self._patched = _patched(card, pipeline, patch_px) if cut else None
+        super().__init__(card, pipeline, batch_invariant=batch_invariant, **placed)
+
+    def _denoise(self, passes: Sequence[Pass]) -> list[Tensor]:
+        return super()._denoise(passes) if self._patched is None else self._patched.denoise(passes, self._forward)
 
     @property
     def _xl(self) -> bool:
@@ -67,3 +92,17 @@ class UNetFamily(PipelineFamily):
         width."""
         sizes = [(row.task.size.height, row.task.size.width) for row in rows]
         return torch.tensor([(h, w, 0, 0, h, w) for h, w in sizes], dtype=self._dtype, device=self.device)
+
+
+def _patched(card: ModelCard, pipeline: Any, patch_px: int) -> PatchedUNet:
+    """Replace the UNet's operators. Raises ModelError for a UNet that patches cannot run, and a patch that its levels
+    cannot halve."""
+    cell_px, least = int(pipeline.vae_scale_factor), 2**pipeline.unet.num_upsamplers
+    if patch_px % (least * cell_px):
+        rule = f"must be a multiple of {least * cell_px} pixels for model {card.name!r} (got {patch_px})"
+        raise ModelError(f"patch_px: {rule}")
+    side = patch_px // cell_px or patch_side(card.sizes, cell_px, least)
+    try:
+        return PatchedUNet(pipeline.unet, side)
+    except ValueError as error:
+        raise ModelError(f"model {card.name!r}: layout must be groups for this UNet ({error})") from error

@@ -21,8 +21,14 @@ STEPS = 4
 
 def load_warm(card: ModelCard, settings: Settings) -> Family:
     """Load the model on its device and warm it up. Call this on a separate thread, because loading takes seconds."""
-    device, padded = chosen_device(settings.device), settings.batch_invariant
-    family = load_family(card, device=device, batch_invariant=padded, offload=settings.offload)
+    family = load_family(
+        card,
+        device=chosen_device(settings.device),
+        batch_invariant=settings.batch_invariant,
+        offload=settings.offload,
+        layout=settings.layout,
+        patch_px=settings.patch_px,
+    )
     warm_up(family)
     return family
 

@@ -84,6 +84,20 @@ class Models(Section):
         description="Rows N to which every batch is padded, on one thread, so that results are bit-identical in any "
         "batch; 0: off. Each step then computes N rows.",
     )
+    layout: Literal["groups", "patches"] = Field(
+        "groups",
+        description="Batches of a denoising step: groups runs one batch per size of image; patches cuts images into "
+        "patches and runs all sizes in one batch, in families of UNets. Clips, other families and batch_invariant keep "
+        "groups.",
+    )
+    patch_px: int = Field(
+        0,
+        ge=0,
+        le=4096,
+        description="Side of a patch in pixels, for layout=patches; 0: the largest that divides all sizes of the "
+        "model's card, or half the smallest side of a range of sizes. An image that patches do not fill runs in a "
+        "batch of its own size.",
+    )
     resident_bytes: int = Field(
         0,
         ge=0,
