@@ -1,0 +1,41 @@
+"""The setting layout=patches by family: SDXL cuts images into patches, with its own size and prompt in each; others do
+not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import structlog
+
+from services.gpu_worker.families import load_family
+from shared.domain.types import Size
+from shared.models import find_card
+from tests.unit.gpu_worker.families.conftest import LoadTiny, a_task, drawn
+
+CROWD = [
+    a_task("wide", size=Size(64, 32)),
+    a_task("tall", size=Size(32, 64), guidance=1.0, prompt="two boats at night", seed=8),
+    # at guidance 7, random weights amplify rounding to 1.1e-4, in groups with other rows as in patches
+    a_task("square", size=Size(64, 64), guidance=2.0, negative_prompt="blurry", seed=9),
+]
+
+
+def test_sdxl_over_three_sizes(saved: Callable[[str], Path], tiny_family: LoadTiny) -> None:
+    cut = load_family(find_card(str(saved("sdxl"))), layout="patches", patch_px=16)
+    seen: list[tuple[int, ...]] = []
+    cut.denoiser.register_forward_pre_hook(lambda _, given: seen.append(tuple(given[0].shape)))  # type: ignore[attr-defined]
+    together = drawn(cut, *CROWD)
+    assert set(seen) == {(2 * 8 + 8 + 2 * 16, 4, 8, 8)}
+    for one in CROWD:
+        alone = drawn(tiny_family("sdxl"), one)[one.id]
+        np.testing.assert_allclose(together[one.id].latent, alone.latent, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["sd3", "animatediff"])
+def test_other_families_keep_groups_and_say_so(name: str, saved: Callable[[str], Path]) -> None:
+    with structlog.testing.capture_logs() as said:
+        family = load_family(find_card(str(saved(name))), layout="patches")
+    assert [(each["event"], each["model"]) for each in said] == [("one batch per size", family.card.name)]
