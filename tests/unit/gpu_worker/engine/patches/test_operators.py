@@ -75,6 +75,7 @@ def _joined(out: torch.Tensor, want: list[torch.Tensor], mix: Grids, order: tupl
     return [images[i] for i in range(len(mix))]
 
 
+@few
 @given(padding=st.sampled_from(["same", 1]), kernel=st.sampled_from([2, 3, 4]))
 def test_named_padding(padding: str | int, kernel: int) -> None:
     if padding == 1 and kernel != 3:
