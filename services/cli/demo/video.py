@@ -37,7 +37,7 @@ SESSION = (
     "a red fox runs to the left in the snow",
     "a red fox runs to the right in the snow",
     "a blue fox runs to the left in the snow",
-    "a red fox hops in the snow",
+    "a small red fox hops in the snow",
     "a yellow duck moves to the left in a forest",
     "a red fox runs to the left in a forest",
 )

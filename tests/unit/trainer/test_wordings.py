@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import CLIPTextModel, CLIPTokenizer
 
-from services.trainer.text_to_video.wordings import SPARE, WordingsPlan, export_wordings, matched, train_wordings
+from services.trainer.text_to_video.wordings import SPARE, WordingsPlan, _seen, export_wordings, matched, train_wordings
 from services.trainer.training.runs import load_checkpoint
 from services.trainer.words import LENGTH, Words
 from shared.models.card_lookup import BUNDLED
@@ -95,7 +95,9 @@ def test_the_text_encoder_learns_other_wordings_and_keeps_captions(tmp_path: Pat
     before = _errors(model, model)
     train_wordings(WordingsPlan(steps=30, batch=8, rate=3e-3), model, tmp_path / "work")
     (checkpoint,) = (tmp_path / "work").glob("motion-wordings-*.pt")
-    assert load_checkpoint(checkpoint)["step"] == 30
+    state = load_checkpoint(checkpoint)
+    assert state is not None
+    assert state["step"] == 30
     train_wordings(WordingsPlan(steps=100, batch=8, rate=3e-3), model, tmp_path / "work")
     losses = checkpoint.with_name(f"{checkpoint.stem}-losses.csv").read_text().splitlines()
     assert [int(line.split(",")[0]) for line in losses[1:]][:1] > [30]  # the second run went on after the first
@@ -105,6 +107,25 @@ def test_the_text_encoder_learns_other_wordings_and_keeps_captions(tmp_path: Pat
     assert after["captions"] < 0.5 * before["other"]
     kept = {path.name for path in (tmp_path / "target").iterdir()}
     assert kept == {"card.json", "model_index.json", "scheduler", "text_encoder", "tokenizer", "unet", "vae"}
+
+
+@pytest.mark.parametrize(
+    ("wording", "caption", "other"),
+    [
+        ("a red fox runs to the left in a snowy forest", "… in a snowy field", "… in a forest"),
+        ("a red fox hops in the snow", "a small red fox hops in the snow", "a small red fox stays in the snow"),
+        (
+            "a white ghost floats up in a house",
+            "a small white ghost rises in a room",
+            "a small white ghost grows in a city",
+        ),
+    ],
+)
+def test_the_shipped_model_reads_another_wording_as_its_caption(wording: str, caption: str, other: str) -> None:
+    start = wording.partition(" in a ")[0]
+    said, *read = _shipped_states([wording, caption.replace("…", start), other.replace("…", start)])
+    near, far = (float((said.mean(0) - states.mean(0)).square().mean()) for states in read)
+    assert near < 0.6 * far  # it was above .8 before the wordings were taught
 
 
 @torch.no_grad()
@@ -123,3 +144,12 @@ def _errors(teacher: Path, student: Path) -> dict[str, float]:
         "other": float((found - wanted[matched(own, caption, words.end)[0]]).square().mean()),
         "captions": float((kept - wanted).square().mean()),
     }
+
+
+@torch.no_grad()
+def _shipped_states(prompts: list[str]) -> torch.Tensor:
+    model = BUNDLED / "motion"
+    words = Words(CLIPTokenizer.from_pretrained(model / "tokenizer"))
+    reads = CLIPTextModel.from_pretrained(model / "text_encoder").float().eval()
+    states: torch.Tensor = reads(input_ids=torch.tensor([words.ids(prompt) for prompt in prompts])).last_hidden_state
+    return states @ _seen(model)
