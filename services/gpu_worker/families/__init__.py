@@ -42,7 +42,8 @@ def load_family(
     load = import_module(MODULES[card.family]).load
     batches = {"layout": layout, "patch_px": patch_px} if card.family in PATCHED else {}
     if layout == "patches" and (batch_invariant or not batches):
-        rule = f"layout: patches needs batch_invariant 0 and a family of {', '.join(PATCHED)} (got {card.family})"
+        got = f"batch_invariant {batch_invariant}, family {card.family}"
+        rule = f"layout: patches needs batch_invariant 0 and a family of {', '.join(PATCHED)} (got {got})"
         log("gpu_worker").info("one batch per size", model=card.name, rule=rule)
     return load(
         card,

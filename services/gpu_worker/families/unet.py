@@ -15,6 +15,7 @@ from services.gpu_worker.engine.rows import PromptEncoding, Row
 from services.gpu_worker.families.pipeline import PipelineFamily, load_pipeline, read_to, stacked
 from shared.domain.errors import ModelError
 from shared.models import ModelCard
+from shared.runtime.telemetry import log
 
 
 def load(card: ModelCard, **placed: Any) -> UNetFamily:
@@ -94,15 +95,19 @@ class UNetFamily(PipelineFamily):
         return torch.tensor([(h, w, 0, 0, h, w) for h, w in sizes], dtype=self._dtype, device=self.device)
 
 
-def _patched(card: ModelCard, pipeline: Any, patch_px: int) -> PatchedUNet:
-    """Replace the UNet's operators. Raises ModelError for a UNet that patches cannot run, and a patch that its levels
-    cannot halve."""
-    cell_px, least = int(pipeline.vae_scale_factor), 2**pipeline.unet.num_upsamplers
-    if patch_px % (least * cell_px):
-        rule = f"must be a multiple of {least * cell_px} pixels for model {card.name!r} (got {patch_px})"
+def _patched(card: ModelCard, pipeline: Any, patch_px: int) -> PatchedUNet | None:
+    """Replace the UNet's operators, and log the side of the patches. Return None for a UNet that patches cannot run.
+
+    Raises ModelError for a patch that the UNet's levels cannot halve."""
+    cell_px, multiple = int(pipeline.vae_scale_factor), 2**pipeline.unet.num_upsamplers
+    if patch_px % (multiple * cell_px):
+        rule = f"must be a multiple of {multiple * cell_px} pixels for model {card.name!r} (got {patch_px})"
         raise ModelError(f"patch_px: {rule}")
-    side = patch_px // cell_px or patch_side(card.sizes, cell_px, least)
+    side = patch_px // cell_px or patch_side(card.sizes, card.default_size, cell_px, multiple)
     try:
-        return PatchedUNet(pipeline.unet, side)
+        patched = PatchedUNet(pipeline.unet, side)
     except ValueError as error:
-        raise ModelError(f"model {card.name!r}: layout must be groups for this UNet ({error})") from error
+        log("gpu_worker").info("one batch per size", model=card.name, rule=f"layout: must be groups ({error})")
+        return None
+    log("gpu_worker").info("sizes share a batch", model=card.name, patch_px=side * cell_px)
+    return patched

@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from shared.domain.types import Size
 from shared.models.card import SizeRule
 
 NONE = -1
@@ -21,7 +22,7 @@ Shape = tuple[int, int]
 
 @dataclass(frozen=True)
 class Resolution:
-    """All requests of one shape; their requests and patches are neighbours in the layout."""
+    """All requests of one shape; they, and their patches, are consecutive in the layout."""
 
     rows: int
     """Rows of patches in an image."""
@@ -87,16 +88,16 @@ def fits(shape: Shape, side: int) -> bool:
     return all(cells > 0 and cells % side == 0 for cells in shape)
 
 
-def patch_side(sizes: SizeRule, cell_px: int, least: int) -> int:
+def patch_side(sizes: SizeRule, default: Size, cell_px: int, multiple: int) -> int:
     """Return the latent cells per side of a card's patches: the largest side that divides all sizes of the card.
 
-    A card with a range of sizes has no useful common divisor; there, half of the smallest side is taken (256 pixels of
-    a range from 512, as in PatchedServe §8). The result is rounded down to a multiple of `least` cells, so that every
-    level of the UNet halves whole patches: 2^(levels − 1).
+    A card with a range of sizes has no useful common divisor; there, a quarter of the default size is taken (256 pixels
+    of 1024, as in PatchedServe §8). A side that is no multiple of `multiple` cells becomes `multiple`, which fills
+    every size that any side fills: every level of the UNet halves whole patches, so 2^(levels − 1) is the smallest.
     """
     sides = [px // cell_px for size in sizes.sizes for px in (size.height, size.width)]
-    wanted = math.gcd(*sides) if sides else sizes.min_px // cell_px // 2
-    return max(wanted // least, 1) * least
+    side = math.gcd(*sides) if sides else math.gcd(default.height, default.width) // cell_px // 4
+    return side if side and side % multiple == 0 else multiple
 
 
 def _neighbours(first: int, rows: int, columns: int) -> tuple[npt.NDArray[np.int64], ...]:

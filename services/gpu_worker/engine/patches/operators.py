@@ -114,7 +114,7 @@ class PatchedGroupNorm(nn.GroupNorm):
 
 
 class PatchedAttention:
-    """Attention processor: self-attention over the images of each resolution, cross-attention over all patches at once.
+    """Attention processor: self-attention and cross-attention over the images of each resolution.
 
     Attention does not depend on the order of the cells, so images need not be put together: the patches of a
     resolution, which follow each other, are viewed as images. The text of each request is projected once.
@@ -133,15 +133,15 @@ class PatchedAttention:
             whole: Tensor = self._whole(attn, hidden_states, encoder_hidden_states, *rest, **named)
             return whole
         query = attn.to_q(hidden_states)
-        if encoder_hidden_states is None:
-            key, value = attn.to_k(hidden_states), attn.to_v(hidden_states)
-            images = ([batch.by_image(each, part) for each in (query, key, value)] for part in batch.layout.resolutions)
-            attended = torch.cat([_attend(*three, heads=attn.heads).reshape(-1, *query.shape[1:]) for three in images])
-        else:
-            text = encoder_hidden_states[batch.firsts]
-            key, value = (project(text)[batch.requests] for project in (attn.to_k, attn.to_v))
-            attended = _attend(query, key, value, heads=attn.heads)
-        out: Tensor = attn.to_out[1](attn.to_out[0](attended))
+        own = encoder_hidden_states is None
+        read = hidden_states if encoder_hidden_states is None else encoder_hidden_states[batch.firsts]
+        read_by = [project(read) for project in (attn.to_k, attn.to_v)]
+        attended = []
+        for part in batch.layout.resolutions:
+            key, value = (batch.by_image(each, part) if own else each[part.requests] for each in read_by)
+            images = _attend(batch.by_image(query, part), key, value, heads=attn.heads)
+            attended.append(images.reshape(-1, *query.shape[1:]))
+        out: Tensor = attn.to_out[1](attn.to_out[0](torch.cat(attended)))
         return out
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import structlog
 
+from services.gpu_worker.engine.patches import operators
 from services.gpu_worker.families import load_family
 from shared.domain.types import Size
 from shared.models import find_card
@@ -39,3 +40,13 @@ def test_other_families_keep_groups_and_say_so(name: str, saved: Callable[[str],
     with structlog.testing.capture_logs() as said:
         family = load_family(find_card(str(saved(name))), layout="patches")
     assert [(each["event"], each["model"]) for each in said] == [("one batch per size", family.card.name)]
+
+
+def test_a_unet_with_a_module_of_another_kind_keeps_groups(
+    saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = operators.RUN_ON_PATCHES - {"SiLU"}
+    monkeypatch.setattr(operators, "RUN_ON_PATCHES", known)
+    with structlog.testing.capture_logs() as said:
+        load_family(find_card(str(saved("sdxl"))), layout="patches")
+    assert [each["rule"] for each in said] == ["layout: must be groups (modules that do not run on patches: SiLU)"]

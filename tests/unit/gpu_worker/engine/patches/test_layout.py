@@ -111,17 +111,18 @@ def listed(*sides: tuple[int, int]) -> SizeRule:
         (listed((512, 512)), 8, 8, 64),
         (listed((96, 96), (144, 144)), 8, 4, 4),  # 6 cells divide both sizes, but a UNet of 3 levels needs 4
         (listed((64, 64), (72, 72)), 8, 8, 8),  # no side divides both; 72 pixels run whole
+        (listed((448, 448), (672, 672)), 8, 8, 8),  # fills 448 pixels; 672 run whole
+        (listed((480, 480), (960, 960)), 8, 4, 60),
         (SizeRule(min_px=512, max_px=2048), 8, 4, 32),
-        (SizeRule(min_px=8, max_px=64), 8, 8, 8),
+        (SizeRule(min_px=8, max_px=64), 8, 64, 64),
     ],
 )
 def test_the_side_comes_from_the_card(sizes: SizeRule, cell_px: int, least: int, want: int) -> None:
-    assert patch_side(sizes, cell_px, least) == want
+    assert patch_side(sizes, Size(1024, 1024), cell_px, least) == want
 
 
-@given(sides=st.lists(st.integers(1, 12), min_size=1, max_size=4), granule=st.sampled_from([1, 2, 4, 8]), px=st.just(8))
-def test_a_side_fills_every_listed_size_that_levels_can_halve(sides: list[int], granule: int, px: int) -> None:
-    cells = [each * granule for each in sides]
-    side = patch_side(listed(*((each * px, each * px) for each in cells)), px, granule)
-    assert side % granule == 0
-    assert all(fits((each, each), side) for each in cells)
+@given(cells=st.lists(st.integers(1, 96), min_size=1, max_size=4), multiple=st.sampled_from([1, 2, 4, 8]))
+def test_a_side_fills_every_listed_size_that_levels_can_halve(cells: list[int], multiple: int) -> None:
+    side = patch_side(listed(*((8 * each, 8 * each) for each in cells)), Size(512, 512), 8, multiple)
+    assert side % multiple == 0
+    assert all(fits((each, each), side) for each in cells if each % multiple == 0)
