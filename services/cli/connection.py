@@ -168,7 +168,8 @@ def _address_named(address: str) -> Iterator[None]:
     except InvalidRequestError as error:
         if error.field not in ("modality", "quality"):
             raise
-        raise InvalidRequestError(error.field, f"{error.rule}; asked {address}") from error
+        error.args = (f"{error}; asked {address}",)
+        raise
 
 
 def _must_be_of(data_dir: Path | None, target: str | None, address: str) -> None:

@@ -58,7 +58,7 @@ class Row:
     seconds: float
     preview: bytes = b""
     """Preview after the first step of a stitched clip, as a PNG: what the model sees in a start from two clips. Empty
-    for other clips, whose previews show noise, or a clip that the page plays."""
+    for other clips, whose previews show noise."""
     masks: PairMasks | None = None
     """Masks of a stitched start."""
 

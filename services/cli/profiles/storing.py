@@ -1,4 +1,4 @@
-"""The catalog's part of `afterimage profile`: what was measured, as the services read it."""
+"""Store a profile's tables, latency and codecs in the catalog."""
 
 from __future__ import annotations
 

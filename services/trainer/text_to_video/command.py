@@ -105,8 +105,8 @@ def wordings(
     steps: Annotated[int, typer.Option(min=1, help="Training steps over all runs")] = WordingsPlan.steps,
 ) -> None:
     """Teach an exported model other words for motions and places; another run continues where this one stops."""
-    if target.resolve() == model.resolve():
-        raise typer.BadParameter("must be another folder than --model", param_hint="TARGET")
+    if any(one.resolve().is_relative_to(target.resolve()) for one in (model, work)):
+        raise typer.BadParameter("must be a folder of its own: it is replaced, with all it holds", param_hint="TARGET")
     torch.set_num_threads(1)
     train_wordings(WordingsPlan(steps=steps), model, work)
     export_wordings(model, work, target)

@@ -38,7 +38,7 @@ SPARE = 0.1
 class WordingsPlan:
     """Training plan of the text encoder."""
 
-    steps: int = 1500
+    steps: int = 2200
     seed: int = 6
     rate: float = 1e-3
     batch: int = 64
@@ -95,7 +95,9 @@ def _encoder(model: Path) -> CLIPTextModel:
 def _losses(
     plan: WordingsPlan, words: Words, teacher: CLIPTextModel, student: CLIPTextModel, seen: Tensor, rng: random.Random
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean squared error of the states of other wordings, and of captions, as `seen`."""
+    """Return the mean squared error of the states of other wordings, and of captions, as the UNet reads them.
+
+    seen: how it reads them (`_seen`)."""
     scenes = [(random_moving_scene(rng), rng.randrange(CLIP_WORDINGS)) for _ in range(plan.batch)]
     captions = [clip_caption(*one) for one in scenes]
     others = [free_wording(*one, rng) for one in scenes]
