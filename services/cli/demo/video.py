@@ -119,7 +119,7 @@ async def _session(settings: Any, seed: int, steps: int | None) -> list[Row]:
             rows.append(Row(clip, seconds, preview if masks else b"", masks))
             if clip.plan.capture_steps:
                 await settled(process, {clip.job.id}, images=False)
-                await _segmented(process)
+                await segmented(process)
     return rows
 
 
@@ -134,7 +134,7 @@ async def _clip(client: AsyncClient, prompt: str, fields: dict[str, Any]) -> tup
     raise AfterimageError("internal error: the stream ended without a clip; please report it")
 
 
-async def _segmented(process: Running) -> None:
+async def segmented(process: Running) -> None:
     """Wait until the segmenter is done with all clips so far; MASKED_S seconds at most."""
     jobs, end = process.context.backends.catalog.jobs, time.monotonic() + MASKED_S
     while process.context.settings.segmenter and time.monotonic() < end:
