@@ -1,4 +1,4 @@
-"""Quality and steps of clips by system, on the session trace of clips (FlexCache Table 2).
+"""Quality and steps of clips by system, on the session trace of clips (FlexCache §6.2.5, Table 2).
 
     python -m bench.clip_systems --steps 10      (two hours of two cores; continues after an interruption)
     python -m bench.clip_systems --tiny          (does the command work?)

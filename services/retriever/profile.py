@@ -16,6 +16,8 @@ UNRELATED = "unrelated"
 """Kind of the pairs whose prompts have nothing in common."""
 CELL_ROWS = 20
 """Rows in the first part of a similarity band: enough for a bound, few enough to see where quality falls."""
+ROUNDING = 1e-4
+"""Similarities that differ by less count as equal: an index computes them in another order, in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def floor_of(rows: Iterable[ProfileRow]) -> float | None:
     start there. Between the two kinds of pairs nothing was measured (docs/adr/0012-relation.md).
     """
     lowest = min((row.similarity for row in rows if row.kind != UNRELATED), default=None)
-    return None if lowest is None else math.nextafter(lowest, -math.inf)
+    return None if lowest is None else lowest - ROUNDING
 
 
 def measure(rows: Sequence[ProfileRow], *, alpha: float, cell_rows: int = CELL_ROWS) -> list[Cell]:
@@ -126,7 +128,7 @@ def threshold(bands: Iterable[Cell]) -> float | None:
             break
         lowest = band.min_similarity
     # similarities are compared with `>` (Fig. 10): the band's own lowest row must pass
-    return None if lowest is None else math.nextafter(lowest, -math.inf)
+    return None if lowest is None else lowest - ROUNDING
 
 
 def by_kind(rows: Sequence[ProfileRow], *, alpha: float) -> dict[tuple[str, int], Cell]:
@@ -159,7 +161,7 @@ def _bands(rows: Sequence[ProfileRow], size: int) -> list[list[ProfileRow]]:
     bands: list[list[ProfileRow]] = []
     for row in rows:
         full = not bands or len(bands[-1]) >= size
-        if bands and (not full or row.similarity == bands[-1][-1].similarity):
+        if bands and (not full or bands[-1][-1].similarity - row.similarity < ROUNDING):
             bands[-1].append(row)
         else:
             bands.append([row])

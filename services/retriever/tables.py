@@ -57,10 +57,9 @@ class Known:
     def pair_table(self, encoder: EncoderId, settings: Settings) -> KTable | None:
         """Return the table in force for pairs: profiled, or with `reuse_bound=flexcache` the paper's. No other policy
         of a paper has pairs, and without a table no pair starts a run."""
-        if settings.reuse_bound not in ("auto", "flexcache"):
-            return None
-        found = pair_table(self.pairs, self.card, encoder)
-        return floored(found or (PAPER_PAIRS if settings.reuse_bound == "flexcache" else None), settings)
+        if settings.reuse_bound == "flexcache":
+            return floored(PAPER_PAIRS, settings)
+        return floored(pair_table(self.pairs, self.card, encoder), settings) if settings.reuse_bound == "auto" else None
 
     def learned_bound(self, encoder: EncoderId, settings: Settings) -> LearnedTable | None:
         """Return the learned bound in force for the model's own latents."""

@@ -17,6 +17,8 @@ FURTHER = ("same", "reworded", "several")
 half of them in another wording."""
 FIRST_FURTHER = 1_000_000
 """Number of the first pair of a further kind: more pairs of either sort keep all numbers."""
+UNCHANGED = "unchanged"
+"""Kind of the stitched pairs whose request names exactly the object of one clip and the background of the other."""
 _UNREAD = ("size", "position")
 """Attributes that no judge reads off a clip: most motions decide them."""
 
@@ -40,8 +42,8 @@ class ScenePair:
 class StitchedPair(ScenePair):
     """A request `after`, and prompt and seed of the two clips that it starts from.
 
-    `before` is the scene of both parts together. It differs from `after` by one `kind` of change: of the object, of
-    the background, or of the style, which is in neither part."""
+    `before` is the scene of both parts together. It equals `after` (UNCHANGED), or differs from it by one `kind` of
+    change: of the object, of the background, or of the style, which is in neither part."""
 
     beside_text: str = ""
     beside_seed: int = 0
@@ -81,8 +83,14 @@ def further_pairs(count: int, seed: int | str, grammar: Grammar = IMAGES) -> Ite
 
 
 def asked_for(pair: ScenePair) -> Sequence[str]:
-    """Return the attributes that differ between the two prompts; the judge looks for them in the image."""
-    return ("object", "background") if pair.kind == "unrelated" else changed(pair)
+    """Return the attributes that the judge looks for in the image: those that differ between the prompts.
+
+    Of a stitched pair, also those that its two clips give: object, motion and background.
+    """
+    given = ("object", "motion", "background") if isinstance(pair, StitchedPair) else ()
+    if pair.kind == "unrelated":
+        return given or ("object", "background")
+    return (*given, *(name for name in changed(pair) if name not in given))
 
 
 def changed(pair: ScenePair) -> Sequence[str]:

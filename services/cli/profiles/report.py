@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from services.cli.profiles.pairs import ScenePair, StitchedPair, grammar_of
+from services.cli.profiles.pairs import UNCHANGED, ScenePair, StitchedPair, grammar_of
 from shared.models.k_table import Cell, KTable
 from shared.models.quality import BOUNDS, Bound, Measured, Quality, frames_of
 
@@ -65,7 +65,7 @@ def _section(section: Section) -> str:
     table, steps = section.tables[max(section.tables)], section.about["steps"]
     cells = section.kinds.items()
     grammar = grammar_of(section.about.get("frames", 1))
-    kinds = ((kind, k, cell) for kind in grammar.edits for (name, k), cell in cells if name == kind)
+    kinds = ((kind, k, cell) for kind in (UNCHANGED, *grammar.edits) for (name, k), cell in cells if name == kind)
     bands = ((f"{cell.min_similarity:.3f}–{cell.max_similarity:.3f}", cell.k, cell) for cell in table.cells)
     shown = [pair for pair in section.pairs if _has(section.images, pair)]
     return f"""<h2>T = {steps}</h2>

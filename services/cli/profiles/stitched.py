@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from services.cli.profiles.measure import Profiler
-from services.cli.profiles.pairs import CLIPS, ScenePair, StitchedPair, scene_pairs
+from services.cli.profiles.pairs import CLIPS, UNCHANGED, ScenePair, StitchedPair, scene_pairs
 from services.gpu_worker.engine.rows import FromState, Latent, Pixels, Task
 from services.gpu_worker.jobs.stitching import stitch
 from services.segmenter.choice import open_segmenter
@@ -26,11 +26,21 @@ BEFORE, BESIDE = "before", "beside"
 """Names of the two sources: the clip that gives the object, and the one that gives the background."""
 
 
+_KINDS = replace(
+    CLIPS,
+    edits=tuple(kind for change in CLIPS.edits for kind in (UNCHANGED, change)),
+    edit=lambda scene, kind, rng: scene if kind == UNCHANGED else CLIPS.edit(scene, kind, rng),
+)
+
+
 def stitched_pairs(count: int, seed: int | str) -> Iterator[StitchedPair]:
-    """Yield `count` pairs, every kind of change equally often; the n-th depends only on n and the seed."""
-    for pair in scene_pairs(count, f"{seed}/stitched", CLIPS):
+    """Yield `count` pairs: half of them UNCHANGED, which is what pairs are for, and in the words of their clips; the
+    others have every kind of change equally often. The n-th depends only on n and the seed."""
+    for pair in scene_pairs(count, f"{seed}/stitched", _KINDS):
         rng = random.Random(f"{seed}/stitched/{pair.number}/sources")
-        wording = rng.randrange(CLIPS.wordings)
+        wordings = range(CLIPS.wordings)
+        own = next(one for one in wordings if CLIPS.caption(pair.before, one) == pair.before_text)
+        wording = own if pair.kind == UNCHANGED else rng.choice(wordings)
         object_of = _joined(pair.before, random_moving_scene(rng))
         background_of = _joined(random_moving_scene(rng), pair.before, pair.before.scene.style)
         texts = [CLIPS.caption(scene, wording) for scene in (object_of, background_of)]

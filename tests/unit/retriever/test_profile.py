@@ -77,7 +77,14 @@ def test_the_row_at_the_threshold_itself_passes() -> None:
     made = [ProfileRow(5, 0.8, 0.95 + i / 1000) for i in range(50)]
     table = build_table(made, alpha=0.9)
     assert allowed_step(table, 0.8, 50) == 5
-    assert allowed_step(table, 0.799999, 50) == 0
+    assert allowed_step(table, 0.799999, 50) == 5  # as an index may compute it
+    assert allowed_step(table, 0.7998, 50) == 0
+
+
+def test_similarities_that_rounding_alone_parts_share_a_band() -> None:
+    made = [ProfileRow(5, 1.0 - i * 1e-7, 0.95 + i / 1000, kept=i < 45, kept_from_noise=True) for i in range(50)]
+    (band,) = measure(made, alpha=0.9)
+    assert band.count == 50
 
 
 def test_the_floor_is_just_below_the_least_similar_related_pair() -> None:
