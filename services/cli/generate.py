@@ -79,7 +79,7 @@ _OUT = (
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Text that describes the image.")],
+    prompt: Annotated[str, typer.Argument(help="Text that describes the image or the clip.")],
     out: Annotated[
         Path | None,
         Optional("--out", "-o", help=_OUT),
@@ -131,7 +131,7 @@ def generate(
         bool, Optional("--dry-run", help="Show the plan with its candidates, and generate nothing.")
     ] = False,
 ) -> None:
-    """Generate one image, or several, and say where each started.
+    """Generate an image, or with --video a clip, and say where it started; -n 4 generates four.
 
     Uses the running Afterimage (see [bold]afterimage up[/bold]). When none runs, starts one in this process for this
     image. Generate a similar image next: it starts from the first image's latents and needs fewer steps.

@@ -159,8 +159,8 @@ class Lookup:
         unknown = [word for word in embedding.unknown_words if word not in planned.card.words]
         if len(unknown) < len(embedding.unknown_words):
             planned.unknown_share = unknown_share(planned.request.prompt, unknown)
-        if unknown:
-            words = ", ".join(unknown)
+        if never_read := [word for word in unknown if word not in planned.card.other_words]:
+            words = ", ".join(never_read)
             planned.warnings.append(f"these words are not in the models' training vocabulary: {words}")
         if embedding.truncated:
             planned.warnings.append(UNSEARCHED)

@@ -137,6 +137,8 @@ class ModelCard:
     """Linear map from latent to RGB, one row per channel and a last one for the offset; empty: fitted from the VAE."""
     words: tuple[str, ...] = ()
     """Words that the model was trained on beyond the encoder's, such as those of motions: they count as known."""
+    other_words: tuple[str, ...] = ()
+    """Further ones that the encoder's vectors ignore: they raise no warning, but count as unknown for reuse."""
     about: str = ""
     """One sentence for readers."""
 

@@ -27,6 +27,8 @@ CARD = ModelCard(
     sizes=SizeRule(sizes=(Size(SIDE, SIDE),)),
     frames=FrameRule(default=FRAMES, most=4 * FRAMES, window=FRAMES, stride=4),
     vae_scale=4,
+    row_values=5_410_000,
+    decode_values=5_290_000,
     words=tuple(word for word in motion_words() if word not in known_words()),
     about=f"Generates clips of toy scenes that move, {FRAMES} frames of {SIDE}×{SIDE} pixels",
 )

@@ -11,7 +11,7 @@ import hashlib
 import random
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -23,10 +23,12 @@ from transformers import CLIPTextModel, CLIPTokenizer
 from services.trainer.export import average_into, replace_folder
 from services.trainer.training.sitting import Sitting
 from services.trainer.words import LENGTH, Words, sprinkled
-from shared.models.scenes import CLIP_WORDINGS, clip_caption, free_wording, random_moving_scene
+from shared.models.card_lookup import find_card, write_card
+from shared.models.scenes import CLIP_WORDINGS, clip_caption, free_wording, known_words, random_moving_scene
+from shared.models.scenes.free_wordings import free_words
 
 NAME = "motion-wordings"
-KEPT = ("card.json", "model_index.json", "scheduler", "tokenizer", "unet", "vae")
+KEPT = ("model_index.json", "scheduler", "tokenizer", "unet", "vae")
 """Parts of a model's folder that hold for other weights of its text encoder, too."""
 
 
@@ -77,6 +79,8 @@ def export_wordings(model: Path, work: Path, target: Path) -> None:
         for part in KEPT:
             copy = shutil.copytree if (model / part).is_dir() else shutil.copyfile
             copy(model / part, folder / part)
+        card = find_card(str(model))
+        write_card(replace(card, other_words=tuple(sorted(free_words() - {*card.words, *known_words()}))), folder)
         student.half().save_pretrained(folder / "text_encoder", safe_serialization=True)
 
     replace_folder(target, write)

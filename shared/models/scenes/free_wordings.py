@@ -46,6 +46,12 @@ VERBS: Mapping[str, Sequence[str]] = MappingProxyType(
 _PLURALS = {"is": "are", "flies": "fly", "crosses": "cross", "goes": "go", "hurries": "hurry"}
 
 
+def free_words() -> frozenset[str]:
+    """Return the words of all verbs and places."""
+    verbs = (_agreeing(verb, count) for verbs in VERBS.values() for verb in verbs for count in (1, 2))
+    return frozenset(word for text in (*verbs, *(one for of in PLACES.values() for one in of)) for word in text.split())
+
+
 def free_wording(moving: MovingScene, wording: int, rng: random.Random, share: float = 0.6) -> str:
     """Return a clip's caption in one of `CLIP_WORDINGS` wordings, with other words for its motion and for its place,
     each with probability `share`. Objects that move up, down or hop are small; half of the captions omit the size."""

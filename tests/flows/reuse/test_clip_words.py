@@ -15,10 +15,10 @@ from tests.flows.house import house
 from tests.tiny_clips import CARD
 
 
-@pytest.mark.parametrize("words", [[], ["hops", "away"]])
-async def test_words_of_the_card_are_no_unknown_words(make: Make, tmp_path: Path, words: list[str]) -> None:
+@pytest.mark.parametrize("named", [{}, {"words": ["hops", "away"]}, {"other_words": ["hops", "away"]}], ids=str)
+async def test_words_of_the_card_are_no_unknown_words(make: Make, tmp_path: Path, named: dict[str, list[str]]) -> None:
     clips = tiny_families.save(tmp_path / "clips", "animatediff")
-    (clips / "card.json").write_text(json.dumps(CARD | {"words": words}))
+    (clips / "card.json").write_text(json.dumps(CARD | named))
     settings = make(video=str(clips))
     encoder = shutil.copytree(settings.encoder, tmp_path / "encoder")
     (encoder / KNOWN_WORDS).write_text(json.dumps(["a", "fox", "zyx"]))
@@ -26,6 +26,6 @@ async def test_words_of_the_card_are_no_unknown_words(make: Make, tmp_path: Path
         found = await home.generate("a fox hops away", modality="video", steps=2, seed=7)
         of_image = await home.generate("a fox hops away", steps=2, seed=7)
     said = "these words are not in the models' training vocabulary: hops, away"
-    assert (said in found.job.warnings) == (not words)
-    assert ("unknown to the encoder" in found.plan.reason) == (not words)
+    assert (said in found.job.warnings) == (not named)
+    assert ("unknown to the encoder" in found.plan.reason) == ("words" not in named)
     assert said in of_image.job.warnings
