@@ -7,7 +7,8 @@ The all-in-one service serves the first `--count` requests of the trace with eac
 Two requests are in flight; the next two wait until the cache has their clips, with masks.
 
 - *No cache*: every clip from noise. *Few steps* does so with the mean number of steps that FlexCache ran.
-- *NIRVANA* and *FlexCache*: the papers' thresholds and rules. FlexCache also has pairs, key frames and LRBU.
+- *NIRVANA* and *FlexCache*: the papers' rules, and their thresholds instead of the model's K tables. FlexCache also has
+  pairs, key frames and LRBU.
 - *Ours*: the defaults, which choose T and starts by the K tables that were measured.
 
 The reference of the Fréchet distance is the same prompts from noise at other seeds, so *no cache* shows the effect of
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,7 +46,7 @@ from services.embedder.encoder import Encoder
 from services.gpu_worker.engine.rows import Pixels
 from shared.client import AsyncClient
 from shared.domain.types import vector_from
-from shared.models import find_card
+from shared.models import ModelCard, find_card
 from shared.models.confidence import ratio_bounds
 from shared.models.quality import likeness, spread
 from shared.runtime.progress import Remaining
@@ -115,6 +117,12 @@ class Work:
     def clip(self, index: int) -> Pixels:
         found: Pixels = np.load(self.folder / f"{index}.npy")
         return found
+
+
+def without_tables(card: ModelCard, folder: Path) -> str:
+    """Return a copy of the model without its K tables: NIRVANA's Fig. 10 is in force instead."""
+    shutil.copytree(card.folder, folder, ignore=shutil.ignore_patterns("*k_table_*"), dirs_exist_ok=True)
+    return str(folder)
 
 
 async def serve(system: System, work: Work, rows: Sequence[Prompt], steps: int, model: str) -> None:
@@ -265,16 +273,17 @@ def main(given: Sequence[str] | None = None) -> None:
     configure_logging("error")
     on, card, encoder = machine(), find_card(asked.model), open_encoder(asked.encoder)
     rows = read_trace(asked.trace)[: asked.count]
-    works = {
-        one.name: Work(asked.work / f"{asked.steps}-{card.weights_hash[:8]}" / one.name, len(rows)) for one in SYSTEMS
-    }
+    folder = asked.work / f"{asked.steps}-{card.weights_hash[:8]}"
+    works = {one.name: Work(folder / one.name, len(rows)) for one in SYSTEMS}
     for system in SYSTEMS:
         if asked.systems and system.name not in asked.systems:
             continue
         steps = asked.steps
         if system.like:
             steps = max(round(fmean(one["steps_run"] for one in works[system.like].answers().values())), 1)
-        asyncio.run(serve(system, works[system.name], rows, steps, asked.model))
+        paper = PAPER.items() <= system.settings.items()
+        model = without_tables(card, folder / "model") if paper else asked.model
+        asyncio.run(serve(system, works[system.name], rows, steps, model))
     if asked.systems:
         return
     judge, why_not = judge_of(card.frames.default, None, asked.sprites)

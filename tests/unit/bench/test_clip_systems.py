@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.clip_systems import SYSTEMS, Work, copying, figures_of, report, variety
+from bench.clip_systems import SYSTEMS, Work, copying, figures_of, report, variety, without_tables
 from bench.measuring.clip_figures import READ
 from load.sessions import SHIPPED_CLIPS, read_trace
+from shared.models import find_card
+from shared.models.tables_in_force import shipped_table
 from shared.runtime.settings import Settings
 
 RNG = np.random.default_rng(0)
@@ -70,6 +72,14 @@ def test_the_settings_of_every_system_are_valid() -> None:
     found = {one.name: Settings(video="bundled:motion", **one.settings) for one in SYSTEMS}
     assert found["nirvana"].reuse_bound == "nirvana"
     assert found["flexcache"].keyframe_least == 0.0
+
+
+def test_papers_take_no_table_of_the_model(tmp_path: Path) -> None:
+    card = find_card("bundled:motion")
+    assert shipped_table(card, 0.9) is not None
+    copy = find_card(without_tables(card, tmp_path / "model"))
+    assert shipped_table(copy, 0.9) is None
+    assert copy.weights_hash == card.weights_hash
 
 
 def test_a_killed_run_leaves_no_half_answer(tmp_path: Path) -> None:
