@@ -18,8 +18,8 @@ MODULES = {
     for name in ("unet", "sd3", "flux", "sana", "animatediff", "text_to_video", "wan", "ltx", "cogvideox", "noop")
 }
 """Module path of each family."""
-PATCHED = ("unet",)
-"""Families that run images of different sizes in one batch of patches."""
+LAYOUTS = {"groups": tuple(MODULES), "patches": ("unet",), "packed": ("sd3", "flux", "sana")}
+"""Families that take each value of the setting `layout`."""
 
 
 def load_family(
@@ -34,22 +34,23 @@ def load_family(
 ) -> Family:
     """Load the card's weights (safetensors only) to run on `device`; `offload`: see families/offload.py.
 
-    layout, patch_px: see UNetFamily; other families run one batch per size, and log that.
+    layout, patch_px: see PipelineFamily; a family that does not take the layout runs one batch per size, and logs that.
     Raises ModelError when the family is unknown, or when the weights are missing or of another family.
     """
     if card.family not in MODULES:
         raise ModelError(f"model {card.name!r}: family must be one of {', '.join(MODULES)} (got {card.family!r})")
     load = import_module(MODULES[card.family]).load
-    batches = {"layout": layout, "patch_px": patch_px} if card.family in PATCHED else {}
-    if layout == "patches" and (batch_invariant or not batches):
+    if layout != "groups" and (batch_invariant or card.family not in LAYOUTS[layout]):
         got = f"batch_invariant {batch_invariant}, family {card.family}"
-        rule = f"layout: patches needs batch_invariant 0 and a family of {', '.join(PATCHED)} (got {got})"
+        rule = f"layout: {layout} needs batch_invariant 0 and a family of {', '.join(LAYOUTS[layout])} (got {got})"
         log("gpu_worker").info("one batch per size", model=card.name, rule=rule)
+        layout = "groups"
     return load(
         card,
         device=torch.device(device),
         batch_invariant=batch_invariant,
         prompts_kept=prompts_kept,
         offload=offload,
-        **batches,
+        layout=layout,
+        patch_px=patch_px,
     )

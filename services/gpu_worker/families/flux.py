@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from services.gpu_worker.engine.patches.packed_transformer import PackedTransformer
 from services.gpu_worker.engine.rows import PromptEncoding, Row
 from services.gpu_worker.families.pipeline import PipelineFamily, load_pipeline, read_to, stacked
 from shared.models import ModelCard
@@ -38,6 +39,9 @@ class FluxFamily(PipelineFamily):
     @property
     def _channels(self) -> int:
         return int(self.denoiser.config.in_channels) // 4
+
+    def _mixing(self, patch_px: int) -> PackedTransformer:
+        return PackedTransformer(self.denoiser, self._patch)
 
     def _encode_prompt(self, prompt: str, negative: bool) -> PromptEncoding:
         self._residence.bring("text")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from services.gpu_worker.engine.layout import Pass, denoise_by_shape, step_rows
+from services.gpu_worker.engine.patches.patched_model import PatchedModel
 from services.gpu_worker.engine.rows import Pixels, PromptEncoding, Row, Stepped, draw_noise
 from services.gpu_worker.engine.samplers import Sampler, make_sampler
 from services.gpu_worker.families.offload import Residence
@@ -22,6 +23,7 @@ from shared.domain.truncation import undrawn
 from shared.domain.types import Size
 from shared.models import ModelCard
 from shared.models.checkpoint import INDEX, left_out, read_json
+from shared.runtime.telemetry import log
 
 
 def load_pipeline(card: ModelCard, *classes: str, **own: Callable[[ModelCard], Any]) -> Any:
@@ -66,7 +68,8 @@ def load_pipeline(card: ModelCard, *classes: str, **own: Callable[[ModelCard], A
 class PipelineFamily(ABC):
     """The components of a diffusers pipeline without its loop. A subclass adds prompt encoding and the denoiser's call.
 
-    Latents are diffusers' own for the model, never packed: (C, h, w), or (C, F, h, w) of a ClipFamily.
+    Latents are diffusers' own for the model, never packed: (C, h, w), or (C, F, h, w) of a ClipFamily. layout: groups,
+    or the one that the family takes (LAYOUTS); `batch_invariant` keeps groups. patch_px: see UNetFamily.
     """
 
     denoiser_name: ClassVar[str] = "transformer"
@@ -83,6 +86,8 @@ class PipelineFamily(ABC):
         batch_invariant: int = 0,
         prompts_kept: int = 512,
         offload: str = "none",
+        layout: str = "groups",
+        patch_px: int = 0,
     ) -> None:
         self.card = card
         self.pipeline = pipeline
@@ -98,6 +103,8 @@ class PipelineFamily(ABC):
         if card.dtype == "float16" and getattr(pipeline.vae.config, "force_upcast", False):
             pipeline.vae.to(torch.float32)  # SDXL's VAE overflows in half precision
         self._dtype = self.denoiser.dtype
+        # before weights are placed: offloading hooks the operators
+        self._mixed = None if layout == "groups" or batch_invariant else self._one_pass(patch_px)
         for module in self._modules.values():
             module.requires_grad_(False)
         text = [module for name, module in self._modules.items() if name.startswith("text_encoder")]
@@ -120,6 +127,13 @@ class PipelineFamily(ABC):
         """Pixels per latent cell, each way: the VAE's, since a hub id's card is written before the weights are here."""
         return int(self.pipeline.vae_scale_factor)
 
+    def _mixing(self, patch_px: int) -> PatchedModel:
+        """Change the denoiser so that images of different sizes run in one batch, where the family takes that layout.
+
+        Raises ValueError for a denoiser with modules that are not known; whole images then run as before.
+        """
+        raise NotImplementedError
+
     def _normal_latents(self) -> tuple[float | Tensor, float | Tensor]:
         """Return the VAE's scale and shift: the denoiser's latents are (VAE latents − shift) · scale."""
         config = self.pipeline.vae.config
@@ -141,6 +155,15 @@ class PipelineFamily(ABC):
     ) -> Tensor: ...
 
     # common to all families
+
+    def _one_pass(self, patch_px: int) -> PatchedModel | None:
+        """Return the denoiser that runs all sizes in one batch; None, and a line in the log, where it cannot."""
+        try:
+            return self._mixing(patch_px)
+        except ValueError as error:
+            rule = f"layout: must be groups ({error})"
+            log("gpu_worker").info("one batch per size", model=self.card.name, rule=rule)
+            return None
 
     @property
     def _modules(self) -> dict[str, torch.nn.Module]:
@@ -172,6 +195,8 @@ class PipelineFamily(ABC):
         return step_rows(rows, self._denoise)
 
     def _denoise(self, passes: Sequence[Pass]) -> list[Tensor]:
+        if self._mixed is not None:
+            return self._mixed.denoise(passes, self._forward)
         return denoise_by_shape(passes, self._forward, self._batch_invariant)
 
     def decode(self, latent: Tensor) -> Pixels:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from services.gpu_worker.engine.patches.packed_transformer import PackedTransformer
 from services.gpu_worker.engine.rows import PromptEncoding, Row
 from services.gpu_worker.families.pipeline import PipelineFamily, load_pipeline, read_to
 from shared.models import ModelCard
@@ -33,6 +34,9 @@ class SanaFamily(PipelineFamily):
     """A SanaPipeline's own components in the engine's loop."""
 
     slots_differ = True  # measured on the CPU: linear attention's odd-sized products differ by 3e-7 between slots
+
+    def _mixing(self, patch_px: int) -> PackedTransformer:
+        return PackedTransformer(self.denoiser, int(self.denoiser.config.patch_size))
 
     @cached_property
     def _instruction(self) -> Any:

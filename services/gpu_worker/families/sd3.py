@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from services.gpu_worker.engine.patches.packed_transformer import PackedTransformer
 from services.gpu_worker.engine.rows import PromptEncoding, Row
 from services.gpu_worker.families.pipeline import PipelineFamily, load_pipeline, read_to, stacked
 from shared.models import ModelCard
@@ -26,6 +27,9 @@ class SD3Family(PipelineFamily):
     @property
     def _patch(self) -> int:
         return int(self.denoiser.config.patch_size)
+
+    def _mixing(self, patch_px: int) -> PackedTransformer:
+        return PackedTransformer(self.denoiser, self._patch)
 
     def _encode_prompt(self, prompt: str, negative: bool) -> PromptEncoding:
         self._residence.bring("text")

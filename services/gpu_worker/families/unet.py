@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.gpu_worker.engine.layout import Pass
 from services.gpu_worker.engine.patches.layout import patch_side
 from services.gpu_worker.engine.patches.patched_unet import PatchedUNet
 from services.gpu_worker.engine.rows import PromptEncoding, Row
@@ -30,29 +29,24 @@ def load(card: ModelCard, **placed: Any) -> UNetFamily:
 class UNetFamily(PipelineFamily):
     """A UNet pipeline's own components in the engine's loop.
 
-    layout: `groups` runs one batch per size, `patches` one batch of all sizes. patch_px: side of a patch in pixels; 0:
-    from the card (patch_side). With `batch_invariant`, batches are groups whatever `layout` is.
+    patch_px: side of a patch in pixels, with the layout `patches`; 0: from the card (patch_side).
     """
 
     denoiser_name = "unet"
 
-    def __init__(
-        self,
-        card: ModelCard,
-        pipeline: Any,
-        *,
-        layout: str = "groups",
-        patch_px: int = 0,
-        batch_invariant: int = 0,
-        **placed: Any,
-    ) -> None:
-        # before weights are placed: offloading hooks the operators
-        cut = layout == "patches" and not batch_invariant
-        self._patched = _patched(card, pipeline, patch_px) if cut else None
-        super().__init__(card, pipeline, batch_invariant=batch_invariant, **placed)
+    def _mixing(self, patch_px: int) -> PatchedUNet:
+        """Replace the UNet's operators, and log the side of the patches.
 
-    def _denoise(self, passes: Sequence[Pass]) -> list[Tensor]:
-        return super()._denoise(passes) if self._patched is None else self._patched.denoise(passes, self._forward)
+        Raises ModelError for a patch that the UNet's levels cannot halve.
+        """
+        cell_px, multiple = self._cell_px, 2**self.denoiser.num_upsamplers
+        if patch_px % (multiple * cell_px):
+            rule = f"must be a multiple of {multiple * cell_px} pixels for model {self.card.name!r} (got {patch_px})"
+            raise ModelError(f"patch_px: {rule}")
+        side = patch_px // cell_px or patch_side(self.card.sizes, self.card.default_size, cell_px, multiple)
+        patched = PatchedUNet(self.denoiser, side)
+        log("gpu_worker").info("sizes share a batch", model=self.card.name, patch_px=side * cell_px)
+        return patched
 
     @property
     def _xl(self) -> bool:
@@ -93,21 +87,3 @@ class UNetFamily(PipelineFamily):
         width."""
         sizes = [(row.task.size.height, row.task.size.width) for row in rows]
         return torch.tensor([(h, w, 0, 0, h, w) for h, w in sizes], dtype=self._dtype, device=self.device)
-
-
-def _patched(card: ModelCard, pipeline: Any, patch_px: int) -> PatchedUNet | None:
-    """Replace the UNet's operators, and log the side of the patches. Return None for a UNet that patches cannot run.
-
-    Raises ModelError for a patch that the UNet's levels cannot halve."""
-    cell_px, multiple = int(pipeline.vae_scale_factor), 2**pipeline.unet.num_upsamplers
-    if patch_px % (multiple * cell_px):
-        rule = f"must be a multiple of {multiple * cell_px} pixels for model {card.name!r} (got {patch_px})"
-        raise ModelError(f"patch_px: {rule}")
-    side = patch_px // cell_px or patch_side(card.sizes, card.default_size, cell_px, multiple)
-    try:
-        patched = PatchedUNet(pipeline.unet, side)
-    except ValueError as error:
-        log("gpu_worker").info("one batch per size", model=card.name, rule=f"layout: must be groups ({error})")
-        return None
-    log("gpu_worker").info("sizes share a batch", model=card.name, patch_px=side * cell_px)
-    return patched

@@ -84,11 +84,11 @@ class Models(Section):
         description="Rows N to which every batch is padded, on one thread, so that results are bit-identical in any "
         "batch; 0: off. Each step then computes N rows.",
     )
-    layout: Literal["groups", "patches"] = Field(
+    layout: Literal["groups", "patches", "packed"] = Field(
         "groups",
-        description="Batches of a denoising step: groups runs one batch per size of image; patches cuts images into "
-        "patches and runs all sizes in one batch, in families of UNets. Clips, other families and batch_invariant keep "
-        "groups.",
+        description="Batches of a denoising step: groups runs one batch per size of image. All sizes run in one batch "
+        "with patches in models with a UNet, and with packed in sd3, flux and sana. Clips, other families and "
+        "batch_invariant keep groups.",
     )
     patch_px: int = Field(
         0,

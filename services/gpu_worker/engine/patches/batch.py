@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,8 +11,17 @@ from torch import Tensor
 
 from services.gpu_worker.engine.patches.layout import NONE, Layout, Resolution
 
+Images = Sequence[Tensor]
+"""Images of each resolution of a layout, (requests, C, h, w)."""
 Pairs = tuple[Tensor, Tensor]
 """Patches that have a neighbour in one direction, and these neighbours."""
+
+
+@dataclass
+class Current:
+    """The batch that the denoiser runs at the moment, for its operators; None: whole images."""
+
+    batch: PatchBatch | None = None
 
 
 class PatchBatch:
@@ -28,22 +38,40 @@ class PatchBatch:
 
     def split(self, latents: Sequence[Tensor]) -> Tensor:
         """Cut images (C, h, w), in the order of the batch, into patches (P, C, s, s)."""
-        side = self.layout.side
-        cut = []
-        for each in self.layout.resolutions:
-            images = torch.stack([latents[i] for i in self.layout.order[each.requests]])
-            tiles = images.reshape(each.count, -1, each.rows, side, each.columns, side)
-            cut.append(tiles.permute(0, 2, 4, 1, 3, 5).flatten(0, 2))
-        return torch.cat(cut)
+        order, resolutions = self.layout.order, self.layout.resolutions
+        return self.split_images([torch.stack([latents[i] for i in order[each.requests]]) for each in resolutions])
 
     def join(self, patches: Tensor) -> list[Tensor]:
         """Return the images (C, h, w) of patches (P, C, s, s), in the order of the batch."""
-        images: dict[int, Tensor] = {}
+        joined = (image for images in self.images(patches) for image in images)
+        found = dict(zip(self.layout.order, joined, strict=True))
+        return [found[i] for i in range(len(found))]
+
+    def split_images(self, images: Images) -> Tensor:
+        """Cut images, with any number of cells per cell of the layout, into patches (P, C, s, s)."""
+        cut = []
+        for each, own in zip(self.layout.resolutions, images, strict=True):
+            side = own.shape[2] // each.rows
+            tiles = own.reshape(each.count, -1, each.rows, side, each.columns, side)
+            cut.append(tiles.permute(0, 2, 4, 1, 3, 5).flatten(0, 2))
+        return torch.cat(cut)
+
+    def split_tokens(self, tokens: Sequence[Tensor]) -> Tensor:
+        """Cut the tokens of each resolution, (requests, h · w, width), into patches (P, s · s, width)."""
+        side, sizes = self.layout.side, self.layout.resolutions
+        grids = [
+            own.mT.reshape(each.count, -1, each.rows * side, each.columns * side)
+            for own, each in zip(tokens, sizes, strict=True)
+        ]
+        return self.split_images(grids).flatten(2).mT
+
+    def images(self, patches: Tensor) -> Images:
+        """Return the images of patches (P, C, s, s)."""
+        found = []
         for each in self.layout.resolutions:
             tiles = patches[each.patches].reshape(each.count, each.rows, each.columns, *patches.shape[1:])
-            joined = tiles.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
-            images.update(zip(self.layout.order[each.requests], joined.unbind(), strict=True))
-        return [images[i] for i in range(len(images))]
+            found.append(tiles.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3))
+        return found
 
     def by_image(self, values: Tensor, each: Resolution) -> Tensor:
         """View the patches (P, n, …) of one resolution as images (requests, patches · n, …); the order of the cells

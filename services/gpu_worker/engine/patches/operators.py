@@ -6,14 +6,13 @@ patches unchanged.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from services.gpu_worker.engine.patches.batch import PatchBatch
+from services.gpu_worker.engine.patches.batch import Current
 
 RUN_ON_PATCHES = frozenset(
     {
@@ -25,13 +24,6 @@ RUN_ON_PATCHES = frozenset(
     }
 )
 """Types of modules that run on patches once convolutions, GroupNorms and attention are replaced."""
-
-
-@dataclass
-class Current:
-    """The batch that the denoiser runs at the moment, for its operators; None: whole images."""
-
-    batch: PatchBatch | None = None
 
 
 class PatchedConv2d(nn.Conv2d):

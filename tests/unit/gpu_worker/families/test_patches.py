@@ -35,10 +35,10 @@ def test_sdxl_over_three_sizes(saved: Callable[[str], Path], tiny_family: LoadTi
         np.testing.assert_allclose(together[one.id].latent, alone.latent, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["sd3", "animatediff"])
-def test_other_families_keep_groups_and_say_so(name: str, saved: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize(("name", "layout"), [("sd3", "patches"), ("animatediff", "patches"), ("sdxl", "packed")])
+def test_other_families_keep_groups_and_say_so(name: str, layout: str, saved: Callable[[str], Path]) -> None:
     with structlog.testing.capture_logs() as said:
-        family = load_family(find_card(str(saved(name))), layout="patches")
+        family = load_family(find_card(str(saved(name))), layout=layout)
     assert [(each["event"], each["model"]) for each in said] == [("one batch per size", family.card.name)]
 
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from services.gpu_worker.engine.patches.batch import Current
 from services.gpu_worker.engine.patches.operators import (
-    Current,
     PatchedAttention,
     PatchedConv2d,
     PatchedGroupNorm,

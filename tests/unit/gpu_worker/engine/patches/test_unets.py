@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.gpu_worker.engine.patches.operators import Current, replace_operators
+from services.gpu_worker.engine.patches.batch import Current
+from services.gpu_worker.engine.patches.operators import replace_operators
 from shared.models import find_card
 from tests import tiny_families
 from tests.tiny_parts import WIDTH

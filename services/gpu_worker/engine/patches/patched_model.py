@@ -1,0 +1,78 @@
+"""A denoiser whose forward passes of different sizes run in one batch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from services.gpu_worker.engine.layout import Forward, Pass, denoise_by_shape
+from services.gpu_worker.engine.patches.batch import Current, PatchBatch
+from services.gpu_worker.engine.patches.layout import Shape, fits, layout_of
+
+KEPT = 8
+"""Layouts of earlier batches that are kept; a batch changes only when rows join or leave, or begin to see prompts."""
+
+
+class PatchedModel(ABC):
+    """A loaded denoiser that also runs on patches; whole images still run as before."""
+
+    per_patch: ClassVar[bool]
+    """True if the denoiser takes a timestep and a prompt for each patch, else for each request."""
+
+    def __init__(self, unit: int = 1) -> None:
+        """unit: latent cells per side of a token; layouts count in tokens."""
+        self._unit = unit
+        self._current = Current()
+        self._batch_of = lru_cache(maxsize=KEPT)(_make_batch)
+
+    @abstractmethod
+    def _side(self, shapes: Sequence[Shape]) -> int:
+        """Return the tokens per side of a patch for images of these shapes."""
+
+    def denoise(self, passes: Sequence[Pass], forward: Forward) -> list[Tensor]:
+        """Run the passes whose images patches fill in one forward pass, and the others once per shape.
+
+        A batch of one shape needs no patches, and runs whole.
+        """
+        shapes = [self._shape(one) for one in passes]
+        side = self._side(shapes)
+        cut = [i for i, shape in enumerate(shapes) if fits(shape, side)]
+        if len({shapes[i] for i in cut}) < 2:
+            return denoise_by_shape(passes, forward)
+        whole = [i for i in range(len(passes)) if i not in cut]
+        outputs = dict(zip(cut, self._denoise_cut([passes[i] for i in cut], side, forward), strict=True))
+        outputs.update(zip(whole, denoise_by_shape([passes[i] for i in whole], forward), strict=True))
+        return [outputs[i] for i in range(len(passes))]
+
+    def _denoise_cut(self, passes: Sequence[Pass], side: int, forward: Forward) -> list[Tensor]:
+        """Run one forward pass over all patches, each with the timestep and prompt of its own request."""
+        device = passes[0].row.latent.device
+        batch = self._batch_of(tuple(self._shape(one) for one in passes), side, device)
+        own = [passes[i] for i in batch.layout.order]
+        timesteps = torch.stack([one.row.position.timestep for one in own]).to(device)
+        if self.per_patch:
+            timesteps, own = timesteps[batch.requests], [own[request] for request in batch.layout.requests]
+        self._current.batch = batch
+        try:
+            output = forward(
+                batch.split([one.row.latent for one in passes]),
+                timesteps,
+                [one.encoding for one in own],
+                [one.row for one in own],
+            )
+        finally:
+            self._current.batch = None
+        return batch.join(output)
+
+    def _shape(self, one: Pass) -> Shape:
+        height, width = one.row.latent.shape[-2:]
+        return height // self._unit, width // self._unit
+
+
+def _make_batch(shapes: tuple[Shape, ...], side: int, device: torch.device) -> PatchBatch:
+    return PatchBatch(layout_of(shapes, side), device)
