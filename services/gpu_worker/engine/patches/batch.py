@@ -11,8 +11,8 @@ from torch import Tensor
 
 from services.gpu_worker.engine.patches.layout import NONE, Layout, Resolution
 
-Images = Sequence[Tensor]
-"""Images of each resolution of a layout, (requests, C, h, w)."""
+Grids = Sequence[Tensor]
+"""Images of each resolution of a layout, channels last: (requests, h, w, C)."""
 Pairs = tuple[Tensor, Tensor]
 """Patches that have a neighbour in one direction, and these neighbours."""
 
@@ -39,38 +39,30 @@ class PatchBatch:
     def split(self, latents: Sequence[Tensor]) -> Tensor:
         """Cut images (C, h, w), in the order of the batch, into patches (P, C, s, s)."""
         order, resolutions = self.layout.order, self.layout.resolutions
-        return self.split_images([torch.stack([latents[i] for i in order[each.requests]]) for each in resolutions])
+        images = (torch.stack([latents[i] for i in order[each.requests]]) for each in resolutions)
+        return self.split_grids([own.movedim(1, -1) for own in images]).movedim(-1, 1).contiguous()
 
     def join(self, patches: Tensor) -> list[Tensor]:
         """Return the images (C, h, w) of patches (P, C, s, s), in the order of the batch."""
-        joined = (image for images in self.images(patches) for image in images)
+        joined = (image for grid in self.grids(patches.movedim(1, -1)) for image in grid.movedim(-1, 1).contiguous())
         found = dict(zip(self.layout.order, joined, strict=True))
         return [found[i] for i in range(len(found))]
 
-    def split_images(self, images: Images) -> Tensor:
-        """Cut images, with any number of cells per cell of the layout, into patches (P, C, s, s)."""
+    def split_grids(self, grids: Grids) -> Tensor:
+        """Cut images, with any number of cells per cell of the layout, into patches (P, s, s, C)."""
         cut = []
-        for each, own in zip(self.layout.resolutions, images, strict=True):
-            side = own.shape[2] // each.rows
-            tiles = own.reshape(each.count, -1, each.rows, side, each.columns, side)
-            cut.append(tiles.permute(0, 2, 4, 1, 3, 5).flatten(0, 2))
+        for each, own in zip(self.layout.resolutions, grids, strict=True):
+            side = own.shape[1] // each.rows
+            tiles = own.reshape(each.count, each.rows, side, each.columns, side, -1)
+            cut.append(tiles.transpose(2, 3).flatten(0, 2))
         return torch.cat(cut)
 
-    def split_tokens(self, tokens: Sequence[Tensor]) -> Tensor:
-        """Cut the tokens of each resolution, (requests, h · w, width), into patches (P, s · s, width)."""
-        side, sizes = self.layout.side, self.layout.resolutions
-        grids = [
-            own.mT.reshape(each.count, -1, each.rows * side, each.columns * side)
-            for own, each in zip(tokens, sizes, strict=True)
-        ]
-        return self.split_images(grids).flatten(2).mT
-
-    def images(self, patches: Tensor) -> Images:
-        """Return the images of patches (P, C, s, s)."""
+    def grids(self, patches: Tensor) -> Grids:
+        """Return the images of patches (P, s, s, C)."""
         found = []
         for each in self.layout.resolutions:
             tiles = patches[each.patches].reshape(each.count, each.rows, each.columns, *patches.shape[1:])
-            found.append(tiles.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3))
+            found.append(tiles.transpose(2, 3).flatten(3, 4).flatten(1, 2))
         return found
 
     def by_image(self, values: Tensor, each: Resolution) -> Tensor:

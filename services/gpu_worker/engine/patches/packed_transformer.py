@@ -75,12 +75,15 @@ def _per_text(batch: PatchBatch, whole: Any, vectors: Tensor) -> Any:
 
 def _embed(batch: PatchBatch, whole: Any, latents: Tensor) -> Tensor:
     """Embed latents (P, C, s, s) as tokens (P, n, width), with positions in their images."""
-    return batch.split_tokens([whole(images) for images in batch.images(latents)])
+    tokens = (whole(grid.movedim(-1, 1)) for grid in batch.grids(latents.movedim(1, -1)))
+    grids = [own.view(*sides, -1) for own, sides in zip(tokens, _sides(batch), strict=True)]
+    return batch.split_grids(grids).flatten(1, 2)
 
 
 def _convolve(batch: PatchBatch, whole: Any, patches: Tensor) -> Tensor:
     """Convolve images put together from their patches (P, C, s, s)."""
-    return batch.split_images([whole(images) for images in batch.images(patches)])
+    grids = [whole(grid.movedim(-1, 1)).movedim(1, -1) for grid in batch.grids(patches.movedim(1, -1))]
+    return batch.split_grids(grids).movedim(-1, 1)
 
 
 def _pad_texts(batch: PatchBatch, whole: Any, texts: Tensor) -> Tensor:
@@ -93,12 +96,17 @@ def _rotate(batch: PatchBatch, whole: Any, places: Tensor) -> Any:
     """Embed the places of all texts and then of all images; places: those of one text and one patch (FLUX)."""
     text = places[: -(batch.layout.side**2)]
     grids = []
-    for each in batch.layout.resolutions:
-        sides = 1, each.rows * batch.layout.side, each.columns * batch.layout.side
-        grid = torch.cartesian_prod(*(torch.arange(side, device=places.device) for side in sides))  # (0, row, column)
-        grids.append(grid.to(places.dtype).expand(each.count, -1, -1))
-    images = batch.split_tokens(grids).flatten(0, 1)
+    for count, *sides in _sides(batch):
+        grid = torch.cartesian_prod(*(torch.arange(side) for side in (1, *sides)))  # (0, row, column)
+        grids.append(grid.view(*sides, -1).expand(count, -1, -1, -1))
+    images = batch.split_grids(grids).flatten(0, 2).to(places)
     return whole(torch.cat([text.repeat(len(batch.layout.order), 1), images]))
+
+
+def _sides(batch: PatchBatch) -> list[tuple[int, int, int]]:
+    """Return requests, rows and columns of tokens of each resolution."""
+    side = batch.layout.side
+    return [(each.count, each.rows * side, each.columns * side) for each in batch.layout.resolutions]
 
 
 def _join_texts(
