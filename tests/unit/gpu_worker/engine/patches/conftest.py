@@ -32,7 +32,7 @@ def batch_of(images: Sequence[Tensor], side: int) -> PatchBatch:
 
 def error(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
     """Largest difference, in standard deviations of the whole output."""
-    spread = torch.cat([each.flatten() for each in want]).std()
+    spread = torch.cat([each.flatten() for each in want]).std(correction=0).clamp(min=1e-9)  # 0 where all is padding
     return max(float((one - other).abs().max() / spread) for one, other in zip(got, want, strict=True))
 
 
