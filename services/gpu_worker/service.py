@@ -59,6 +59,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         engine = Engine(
             self._models.families,
             max_rows=settings.max_rows,
+            max_pixels=settings.max_pixels,
             tell_every_s=1 / settings.progress_per_s,
             clock=context.clock.monotonic,
             threads=search(settings, self._device),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -31,8 +32,8 @@ Outcome = list[tuple[Row, Stepped | Exception]]
 
 
 class Engine:
-    """A batch of at most `max_rows` rows of any of `families` (`decide` says how frames count). Not thread-safe: one
-    thread owns the engine.
+    """A batch of at most `max_rows` rows of any of `families` (`decide` says how frames and pixels count). Not
+    thread-safe: one thread owns the engine.
 
     Requests at different timesteps, with different guidance, sizes and seeds, hits and misses, join and leave between
     steps. A row's result does not depend on the other rows (docs/architecture.md, Equality): equal within 1e-4, and
@@ -47,13 +48,14 @@ class Engine:
         families: Mapping[str, Family],
         *,
         max_rows: int = 8,
+        max_pixels: float = math.inf,
         tell_every_s: float = 0.2,
         clock: Callable[[], float] = time.monotonic,
         threads: StepThreads | None = None,
     ) -> None:
         self.families = dict(families)
         self._threads = threads
-        self.max_rows = max_rows
+        self.max_rows, self._max_pixels = max_rows, max_pixels
         self._clock = clock
         self._tell_every_s = tell_every_s
         self._waiting: dict[str, Task] = {}
@@ -109,7 +111,7 @@ class Engine:
     def _decide(self) -> Decision:
         riding = [row.task for row in self._running.values()]
         cancelled = frozenset(self._cancelled)
-        return decide(list(self._waiting.values()), riding, cancelled, self._clock(), self.max_rows)
+        return decide(list(self._waiting.values()), riding, cancelled, self._clock(), self.max_rows, self._max_pixels)
 
     # run
 

@@ -109,6 +109,11 @@ class Task:
     arrived: int = 0
     """Order of arrival, set by the engine."""
 
+    @property
+    def pixels(self) -> int:
+        """Return the pixels of all frames."""
+        return self.frames * self.size.width * self.size.height
+
 
 @dataclass(frozen=True, eq=False)
 class PromptEncoding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ class Queued(Protocol):
     def model(self) -> str: ...
     @property
     def frames(self) -> int: ...
+    @property
+    def pixels(self) -> int: ...
     @property
     def priority(self) -> int: ...
     @property
@@ -39,15 +42,20 @@ class Decision:
 
 
 def decide(
-    waiting: Sequence[Queued], running: Sequence[Queued], cancelled: frozenset[str], now: float, max_rows: int
+    waiting: Sequence[Queued],
+    running: Sequence[Queued],
+    cancelled: frozenset[str],
+    now: float,
+    max_rows: int,
+    max_pixels: float = math.inf,
 ) -> Decision:
     """Decide which tasks join and which leave.
 
     Tasks join by priority, then earliest deadline, then arrival, as many as there are free rows. All frames of one
     model's tasks share a forward pass, so they count as rows too: several clips take no more memory than `max_rows`
-    images. A clip of more frames runs without other clips, and the setting `max_pixels` bounds its memory. Cancelled
-    tasks leave, and so do tasks with `drop_if_late` past their deadline. A task that must run alone waits for an empty
-    batch. Once that task is first in line no task overtakes it, else it would wait for ever.
+    images. The pixels of these frames stay within `max_pixels`. A task above one of the two limits runs without others
+    of its model. Cancelled tasks leave, and so do tasks with `drop_if_late` past their deadline. A task that must run
+    alone waits for an empty batch. Once that task is first in line no task overtakes it, else it would wait for ever.
     """
     if not waiting and not cancelled and not any(_late(task, now) for task in running):
         return Decision()  # the usual case
@@ -55,26 +63,29 @@ def decide(
     gone = cancelled.union(late)
     riding = [task for task in running if task.id not in gone]
     queue = sorted((task for task in waiting if task.id not in gone), key=_order)
-    return Decision(join=tuple(_joining(queue, riding, max_rows)), cancel=tuple(cancelled), late=late)
+    return Decision(join=tuple(_joining(queue, riding, max_rows, max_pixels)), cancel=tuple(cancelled), late=late)
 
 
-def _joining(queue: Sequence[Queued], riding: Sequence[Queued], max_rows: int) -> list[str]:
+def _joining(queue: Sequence[Queued], riding: Sequence[Queued], max_rows: int, max_pixels: float) -> list[str]:
     if any(task.alone for task in riding):
         return []
     if queue and queue[0].alone:
         return [] if riding else [queue[0].id]
-    frames = Counter[str]()
+    frames, pixels = Counter[str](), Counter[str]()
     for task in riding:
         frames[task.model] += task.frames
+        pixels[task.model] += task.pixels
     joining: list[str] = []
     full: set[str] = set()
     for task in queue:
         if task.alone or len(riding) + len(joining) >= max_rows:
             break
-        if task.model in full or (frames[task.model] and frames[task.model] + task.frames > max_rows):
+        fits = frames[task.model] + task.frames <= max_rows and pixels[task.model] + task.pixels <= max_pixels
+        if task.model in full or (frames[task.model] and not fits):
             full.add(task.model)  # no later task of the model overtakes this one
             continue
         frames[task.model] += task.frames
+        pixels[task.model] += task.pixels
         joining.append(task.id)
     return joining
 

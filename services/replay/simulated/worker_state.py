@@ -38,6 +38,7 @@ class Row:
     joined_at: float = -1.0
     id: str = ""
     frames: int = 1
+    pixels: int = 0
     priority: int = 0
     deadline_at: float | None = None
     drop_if_late: bool = False

@@ -25,8 +25,8 @@ class Jobs(Section):
     max_pixels: int = Field(
         2**27,
         ge=1,
-        description="Largest product of frames and pixels of one frame of a request. It bounds the memory of one clip, "
-        "which may have more frames than max_rows; the default allows 128 frames of 1024×1024.",
+        description="Largest product of frames and pixels of one frame, of a request and of all requests of one model "
+        "that share a denoising step. It bounds memory beside max_rows; the default allows 128 frames of 1024×1024.",
     )
     max_images: int = Field(
         8, ge=1, le=64, description="Images that one request may ask for (`n`). Each takes a place in the queue."

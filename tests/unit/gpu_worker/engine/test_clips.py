@@ -51,6 +51,16 @@ def test_clips_and_images_of_any_length_and_size_share_the_batch(noop: Family) -
         assert np.array_equal(done.latent, finished(drive(noop, [(0, one)]))[one.id].latent)
 
 
+def test_pixels_bound_a_step_beside_rows(noop: Family) -> None:
+    engine = Engine({"large": noop}, max_pixels=6 * SIZE.width * SIZE.height)
+    for one in (clip("a", 5, steps=1), clip("image", 1, steps=1), clip("later", 1, steps=1), clip("long", 7, steps=1)):
+        engine.submit(one)
+    events: list[Event] = []
+    while not engine.idle:
+        events += engine.step()
+    assert [event.rows for event in of(events, BatchRan)] == [2, 1, 1]
+
+
 def test_captures_checkpoints_and_previews_of_a_clip_have_its_frames(noop: Family) -> None:
     one = clip(steps=4, capture_steps=(2,), checkpoint_every=2, preview=True)
     events = drive(noop, [(0, one)])

@@ -18,6 +18,7 @@ class One:
     arrived: int = 0
     model: str = "large"
     frames: int = 1
+    pixels: int = 0
     priority: int = 0
     deadline_at: float | None = None
     drop_if_late: bool = False
@@ -81,6 +82,14 @@ def test_a_clip_longer_than_all_rows_runs_without_other_clips_and_beside_images(
     assert decide(waiting[1:3], [clip("a", 1)], NOBODY, 0, 8).join == ("image",)
     assert decide([clip("b", 2)], [One("image")], NOBODY, 0, 8).join == ("b",)
     assert decide([clip("b", 2)], [One("image")], NOBODY, 0, 1).join == ()
+
+
+def test_pixels_of_one_model_stay_within_the_limit() -> None:
+    waiting = [One("big", 1, pixels=9), One("small", 2, pixels=4), One("other", 3, "other", pixels=9), One("s", 4)]
+    assert decide(waiting, [], NOBODY, 0, 8, 13).join == ("big", "small", "other", "s")
+    assert decide(waiting, [], NOBODY, 0, 8, 12).join == ("big", "other")  # no later task overtakes `small`
+    assert decide(waiting[1:], [One("big", pixels=9)], NOBODY, 0, 8, 12).join == ("other",)
+    assert decide(waiting[:1], [], NOBODY, 0, 8, 5).join == ("big",)  # alone, a task runs at any size
 
 
 ONES = st.builds(
