@@ -86,17 +86,17 @@ class Models(Section):
     )
     layout: Literal["groups", "patches", "packed"] = Field(
         "groups",
-        description="Batches of a denoising step: groups runs one batch per size of image. All sizes run in one batch "
-        "with patches in models with a UNet, and with packed in sd3, flux and sana. Clips, other families and "
-        "batch_invariant keep groups.",
+        description="Batches of a denoising step: groups runs one batch per size of image; patches (models with "
+        "a UNet) and packed (sd3, flux, sana) run all sizes in one batch. Clips, other families and batch_invariant "
+        "keep groups.",
     )
     patch_px: int = Field(
         0,
         ge=0,
         le=4096,
         description="Side of a patch in pixels, for layout=patches; 0: the largest that divides all sizes of the "
-        "model's card, or half the smallest side of a range of sizes. An image that patches do not fill runs in a "
-        "batch of its own size.",
+        "model's card, or a quarter of the default size for a range of sizes. An image that patches do not fill runs "
+        "in a batch of its own size.",
     )
     resident_bytes: int = Field(
         0,
