@@ -20,7 +20,18 @@ RUN_ON_PATCHES = frozenset(
         *("CrossAttnUpBlock2D", "UpBlock2D", "ResnetBlock2D", "Downsample2D", "Upsample2D"),
         *("Transformer2DModel", "BasicTransformerBlock", "FeedForward", "GEGLU", "Attention"),
         *("Timesteps", "TimestepEmbedding", "TextTimeEmbedding", "AttentionPooling"),
-        *("ModuleList", "Conv2d", "GroupNorm", "Linear", "LayerNorm", "Dropout", "SiLU", "GELU", "Identity"),
+        *(
+            "ModuleList",
+            "Conv2d",
+            "ConvTranspose2d",
+            "GroupNorm",
+            "Linear",
+            "LayerNorm",
+            "Dropout",
+            "SiLU",
+            "GELU",
+            "Identity",
+        ),
     }
 )
 """Types of modules that run on patches once convolutions, GroupNorms and attention are replaced."""
@@ -79,6 +90,52 @@ def _padding(conv: nn.Conv2d, axis: int, reach: int) -> tuple[int, int]:
     if conv.padding == "valid":
         return 0, 0
     return int(conv.padding[axis]), 2 * int(conv.padding[axis])
+
+
+class PatchedConvTranspose2d(nn.ConvTranspose2d):
+    """A transposed convolution of any kernel, padding and dilation whose output has `stride` times the input's cells.
+
+    Raises ValueError for another output.
+    """
+
+    def __init__(self, conv: nn.ConvTranspose2d, current: Current) -> None:
+        super().__init__(
+            conv.in_channels,
+            conv.out_channels,
+            conv.kernel_size,  # type: ignore[arg-type]
+            conv.stride,  # type: ignore[arg-type]
+            conv.padding,  # type: ignore[arg-type]
+            conv.output_padding,  # type: ignore[arg-type]
+            conv.groups,
+            conv.bias is not None,
+            conv.dilation,  # type: ignore[arg-type]
+            device="meta",
+        )
+        self.weight, self.bias = conv.weight, conv.bias
+        self._current = current
+        self._axes = [_spread(conv, 0), _spread(conv, 1)]
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        if self._current.batch is None:
+            return super().forward(input, output_size)
+        wide = self._current.batch.with_halo(input, *self._axes[0][:2], *self._axes[1][:2])
+        padding, stride = self.output_padding, self.stride
+        out = F.conv_transpose2d(wide, self.weight, self.bias, stride, 0, padding, self.groups, self.dilation)
+        for axis, (_, _, first) in enumerate(self._axes):
+            out = out.narrow(2 + axis, first, input.shape[2 + axis] * stride[axis])
+        return out
+
+
+def _spread(conv: nn.ConvTranspose2d, axis: int) -> tuple[int, int, int]:
+    """Return the neighbours' cells that a patch needs before and after its own, and the first cell of its own output,
+    along one axis. Raises ValueError where the output has not `stride` times the cells."""
+    stride, padding = conv.stride[axis], int(conv.padding[axis])
+    reach = conv.dilation[axis] * (conv.kernel_size[axis] - 1)
+    # a row of n cells gives (n − 1) · stride − 2 · padding + reach + output_padding + 1; it must be n · stride
+    if reach + 1 + conv.output_padding[axis] - 2 * padding != stride:
+        raise ValueError(f"a transposed convolution must give `stride` times the cells (got {conv})")
+    before = max((reach - padding) // stride, 0)
+    return before, -(-padding // stride), padding + before * stride
 
 
 class PatchedGroupNorm(nn.GroupNorm):
@@ -143,7 +200,11 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, *, heads: int) -> Tensor:
     return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
 
 
-REPLACED: dict[type[nn.Module], Any] = {nn.Conv2d: PatchedConv2d, nn.GroupNorm: PatchedGroupNorm}
+REPLACED: dict[type[nn.Module], Any] = {
+    nn.Conv2d: PatchedConv2d,
+    nn.ConvTranspose2d: PatchedConvTranspose2d,
+    nn.GroupNorm: PatchedGroupNorm,
+}
 
 
 def replace_operators(unet: Any, current: Current) -> None:

@@ -17,8 +17,10 @@ from torch import nn
 
 from services.gpu_worker.engine.patches.batch import Current
 from services.gpu_worker.engine.patches.operators import (
+    REPLACED,
     PatchedAttention,
     PatchedConv2d,
+    PatchedConvTranspose2d,
     PatchedGroupNorm,
     replace_operators,
 )
@@ -89,6 +91,36 @@ def test_named_padding(padding: str | int, kernel: int) -> None:
     assert error(out, each_alone(conv, images)) < BOUND
 
 
+@st.composite
+def transposed(draw: st.DrawFn) -> nn.ConvTranspose2d:
+    """Any transposed convolution whose output has `stride` times the cells, each way with numbers of its own."""
+    numbers = itertools.product(range(1, 6), range(1, 4), range(8), range(3), range(1, 4))
+    spread = [
+        (kernel, stride, padding, extra, dilation)
+        for kernel, stride, padding, extra, dilation in numbers
+        if dilation * (kernel - 1) + 1 + extra - 2 * padding == stride and extra < max(stride, dilation)
+    ]
+    found = zip(draw(st.sampled_from(spread)), draw(st.sampled_from(spread)), strict=True)
+    kernel, stride, padding, extra, dilation = found
+    groups, bias = draw(st.sampled_from([1, 2])), draw(st.booleans())
+    return nn.ConvTranspose2d(4, 6, kernel, stride, padding, extra, groups, bias, dilation)
+
+
+@few
+@given(conv=transposed(), mix=grids(), side=st.integers(1, 3), seed=st.integers(0, 99))
+def test_transposed_convolutions(conv: nn.ConvTranspose2d, mix: Grids, side: int, seed: int) -> None:
+    images = images_of(mix, side, 4, seed)
+    batch = batch_of(images, side)
+    out = PatchedConvTranspose2d(conv, Current(batch))(batch.split(images))
+    want = each_alone(conv, images)
+    assert error(_joined(out, want, mix, batch.layout.order), want) < BOUND
+
+
+def test_a_transposed_convolution_that_gives_other_sizes_is_refused() -> None:
+    with pytest.raises(ValueError, match="must give `stride` times the cells"):
+        PatchedConvTranspose2d(nn.ConvTranspose2d(4, 4, 3, 2), Current())
+
+
 def test_padding_other_than_zeros_is_refused() -> None:
     with pytest.raises(ValueError, match="padded with zeros"):
         PatchedConv2d(nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), Current())
@@ -143,16 +175,20 @@ def test_attention(mix: Grids, cross: bool, seed: int) -> None:
 @given(mix=grids(), seed=st.integers(0, 99))
 def test_sampling_down_and_up(mix: Grids, seed: int) -> None:
     """Diffusers' own modules, with their convolutions replaced."""
-    for module in (Downsample2D(4, use_conv=True), Upsample2D(4, use_conv=True)):
+    for module in (
+        Downsample2D(4, use_conv=True),
+        Upsample2D(4, use_conv=True),
+        Upsample2D(4, use_conv_transpose=True),
+    ):
         images = images_of(mix, 4, 4, seed)
         want = each_alone(module, images)
         batch = batch_of(images, 4)
-        module.conv = PatchedConv2d(module.conv, Current(batch))
+        module.conv = REPLACED[type(module.conv)](module.conv, Current(batch))
         assert error(batch.join(module(batch.split(images))), want) < BOUND
 
 
 def test_modules_that_see_other_cells_are_refused() -> None:
-    for module in (nn.ConvTranspose2d(4, 4, 2), nn.AvgPool2d(3, 1), Downsample2D(4, use_conv=True, padding=0)):
+    for module in (nn.Bilinear(4, 4, 2), nn.AvgPool2d(3, 1), Downsample2D(4, use_conv=True, padding=0)):
         with pytest.raises(ValueError, match=f"do not run on patches: {type(module).__name__}"):
             replace_operators(nn.ModuleList([module]), Current())
 
