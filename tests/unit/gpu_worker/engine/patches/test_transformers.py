@@ -31,6 +31,8 @@ MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "sana-positions": ("sana", 2, {"qk_norm": "rms_norm_across_heads", "interpolation_scale": 1, "patch_size": 2}),
 }
 """Family, latent cells per side of a token, and choices."""
+BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-10, torch.float16: 1e-2, torch.bfloat16: 1e-1}
+"""In standard deviations of the whole output; whole images in half precision are further off the exact output."""
 TOKENS = 6
 
 
@@ -60,7 +62,7 @@ def run(model: Any, latents: Tensor, of: list[int]) -> Tensor:
     return FluxPipeline._unpack_latents(out, height * 2, width * 2, 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_one_forward_pass(name: str, dtype: torch.dtype) -> None:
     family, unit, choices = MODELS[name]
@@ -70,8 +72,7 @@ def test_one_forward_pass(name: str, dtype: torch.dtype) -> None:
     stock = deepcopy(model)
     wrap_modules(model, current)
     assert {key: value.data_ptr() for key, value in model.state_dict().items()} == before  # names kept, weights shared
-    # SANA's linear attention computes in float32
-    bound = 1e-5 if dtype == torch.float32 else 1e-6 if family == "sana" else 1e-10
+    bound = 1e-6 if family == "sana" and dtype == torch.float64 else BOUNDS[dtype]  # linear attention is in float32
     channels = 8 if family == "sana" else 16
 
     @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -84,7 +85,7 @@ def test_one_forward_pass(name: str, dtype: torch.dtype) -> None:
         current.batch = batch = PatchBatch(layout_of(shapes, side), CPU)
         out = batch.join(run(model, batch.split(images), list(batch.layout.order)))
         current.batch = None
-        assert error(out, want) < bound
+        assert error([each.double() for each in out], [each.double() for each in want]) < bound
 
     with torch.inference_mode():
         equal()
