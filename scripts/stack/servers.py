@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from shared.runtime.datadir import OTHERS, OWNER_FOLDER, private_file, private_folder, private_opener
 
@@ -147,22 +148,26 @@ class Server:
         private_folder(self.folder)
         with open(self.log, "ab", opener=private_opener) as log:
             private_file(self.log)
-            self._process = subprocess.Popen(
-                list(self.command),
-                cwd=self.folder,
-                env={**os.environ, **self.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                umask=OTHERS,  # files of the process are private to its user
-                user=self.user or None,
-                group=self.user or None,
-                extra_groups=[] if self.user else None,
-            )
+            self._process = self.spawn(log)
         self.pid = self._process.pid
         self.born = born_at(self.pid)
         return self
+
+    def spawn(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Return the process of the command; a subclass may start it in another way."""
+        return subprocess.Popen(
+            list(self.command),
+            cwd=self.folder,
+            env={**os.environ, **self.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            umask=OTHERS,  # files of the process are private to its user
+            user=self.user or None,
+            group=self.user or None,
+            extra_groups=[] if self.user else None,
+        )
 
     def wait_ready(self) -> Server:
         """Wait until ready; StackError with the end of the log when the process ends or exceeds `start_timeout_s`."""

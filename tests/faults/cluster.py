@@ -92,7 +92,22 @@ def whole(jobs: int, clips: int = 0, kills: float = 1.0, slow: float = 1.0) -> F
     )  # fmt: skip
 
 
-class FaultStack(Stack):
+class SlowStack(Stack):
+    """Each step of its workers takes so many milliseconds longer, without taking the processor."""
+
+    step_ms = 0.0
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return super().environment | {PAUSE: str(self.step_ms)}
+
+    def command(self, name: str) -> list[str]:
+        if name.startswith("gpu_worker-"):
+            return [sys.executable, "-m", "tests.faults.slow_worker"]
+        return super().command(name)
+
+
+class FaultStack(SlowStack):
     """A stack of tiny random models whose workers take their time, and that recovers soon.
 
     With clips, the last worker has no video model, a long clip exceeds half a message, and finished clips get masks: a
@@ -125,17 +140,8 @@ class FaultStack(Stack):
             }
         super().__init__(folder, replicas=form.replicas, settings=settings | changes)
         self.told = settings | changes
-        self._slowness = {PAUSE: str(form.step_ms)}
+        self.step_ms = form.step_ms
         self._of_images = f"gpu_worker-{form.replicas['gpu_worker']}"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return super().environment | self._slowness
-
-    def command(self, name: str) -> list[str]:
-        if name.startswith("gpu_worker-"):
-            return [sys.executable, "-m", "tests.faults.slow_worker"]
-        return super().command(name)
 
     def _service(self, name: str) -> Server:
         server = super()._service(name)

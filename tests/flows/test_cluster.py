@@ -33,11 +33,13 @@ from shared.runtime.settings import Settings
 from shared.service.backends import Backends, open_backends
 from tests import tiny, tiny_clips
 from tests.contracts.servers import REQUIRED, folder
+from tests.faults.cluster import SlowStack
+from tests.forking import ForkedStack
 from tests.redraw import redraw
 
 LONG = 200
-"""Steps of a job in whose middle something is done to it: a few seconds on the small model, more on a busy machine."""
-CLIP_STEPS = 80
+"""Steps of a job in whose middle something is done to it: a few seconds, more on a busy machine."""
+CLIP_STEPS = 60
 LIMIT_S = 240.0
 EVERY = 10
 """Steps between two checkpoints."""
@@ -45,12 +47,18 @@ LEASE_S = 6.0
 NEEDED = {"postgresql": postgresql, "rabbitmq": rabbitmq, "weaviate": weaviate}
 
 
+class ClusterStack(ForkedStack, SlowStack):
+    """Long jobs take their time, but not the processor's."""
+
+    step_ms = 10.0
+
+
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     if said := missing(os.environ):
         required = any(name in REQUIRED and module.find() is None for name, module in NEEDED.items())
         (pytest.fail if required else pytest.skip)("; ".join(said))
-    models = tiny_clips.build(tiny.build(tmp_path_factory.mktemp("models"), channels=(48, 96)))
+    models = tiny_clips.build(tiny.build(tmp_path_factory.mktemp("models"), channels=(16,)))
     settings = {
         "large": str(models / "large"),
         "video": str(models / tiny_clips.CLIPS),
@@ -70,7 +78,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         "predictor": "always",
         "log_level": "warning",
     }
-    with Stack(folder() / "cluster", replicas={"gateway": 2, "gpu_worker": 2}, settings=settings) as started:
+    with ClusterStack(folder() / "cluster", replicas={"gateway": 2, "gpu_worker": 2}, settings=settings) as started:
         yield started
 
 

@@ -1,0 +1,160 @@
+"""Services forked from one process that has imported their libraries, which takes seconds of processor time per start.
+
+`python -m tests.forking` is that process: one JSON line on stdin asks for a fork or for an exit code, one on stdout
+answers. A fork ends the loop and runs its module as `python -m` does.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import runpy
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any
+
+from scripts.stack.servers import Server
+from scripts.stack.stack import Stack
+from shared.runtime.datadir import OTHERS
+
+ROOT = Path(__file__).parents[1]
+CLIENTS = ("aio_pika", "asyncpg", "minio", "weaviate")
+CLASSES = {
+    "diffusers": ("StableDiffusionPipeline", "AnimateDiffPipeline", "MotionAdapter", "DDIMScheduler"),
+    "transformers": ("AutoTokenizer", "CLIPImageProcessorPil", "CLIPModel", "CLIPSegForImageSegmentation"),
+}
+"""What services import where they use it: a class of these libraries takes its modules along."""
+
+
+class Parent:
+    """The process that services are forked from, as seen by the test."""
+
+    def __init__(self) -> None:
+        """Start it; the first fork waits for its imports."""
+        command = [sys.executable, "-m", "tests.forking"]
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        self._lock = threading.Lock()
+
+    def ask(self, **what: Any) -> Any:
+        with self._lock:
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            print(json.dumps(what), file=self._process.stdin, flush=True)
+            return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        """End it; its forks go on."""
+        self._process.communicate()
+
+
+class Fork:
+    """The part of subprocess.Popen that a Server uses."""
+
+    def __init__(self, parent: Parent, module: str, **how: Any) -> None:
+        self._parent = parent
+        self.pid: int = parent.ask(module=module, **how)
+
+    def poll(self) -> int | None:
+        code: int | None = self._parent.ask(poll=self.pid)
+        return code
+
+    def wait(self) -> int:
+        while (code := self.poll()) is None:
+            time.sleep(0.01)
+        return code
+
+
+@dataclass
+class ForkedServer(Server):
+    """A program whose command is `python -m <module>`."""
+
+    parent: Parent = field(kw_only=True)
+
+    def spawn(self, log: IO[bytes]) -> Any:
+        _, _, module = self.command
+        environment = {**os.environ, **self.environment}
+        return Fork(self.parent, module, cwd=str(self.folder), log=log.name, environment=environment)
+
+
+class ForkedStack(Stack):
+    """A stack whose services are forks; its servers are programs of their own as ever."""
+
+    _parent: Parent | None = None
+
+    def start_servers(self) -> None:
+        self._parent = Parent()  # imports while the servers start
+        super().start_servers()
+
+    def stop(self) -> None:
+        super().stop()
+        if self._parent is not None:
+            self._parent.close()
+
+    def _service(self, name: str) -> Server:
+        assert self._parent is not None
+        return ForkedServer(**vars(super()._service(name)), parent=self._parent)
+
+
+def main() -> None:
+    from services.cli.embedded import all_services
+
+    all_services()
+    for name in CLIENTS:
+        import_module(name)
+    for name, classes in CLASSES.items():
+        for one in classes:
+            getattr(import_module(name), one)
+    gc.freeze()  # what forks share is not theirs to collect
+    codes: dict[int, int] = {}
+    for line in sys.stdin:
+        asked: dict[str, Any] = json.loads(line)
+        if "poll" in asked:
+            answer = _code(asked["poll"], codes)
+        elif answer := os.fork():
+            _own_group(answer)
+        else:
+            return _become(**asked)
+        print(json.dumps(answer), flush=True)  # noqa: T201
+    return None
+
+
+def _code(pid: int, codes: dict[int, int]) -> int | None:
+    """The exit code, negative for a signal; None while it runs."""
+    if pid not in codes:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if not ended:
+            return None
+        codes[pid] = os.waitstatus_to_exitcode(status)
+    return codes[pid]
+
+
+def _own_group(pid: int) -> None:
+    """Called on both sides, so that the group exists when either goes on."""
+    os.setpgid(pid, pid)
+
+
+def _become(module: str, cwd: str, log: str, environment: Mapping[str, str]) -> None:
+    _own_group(os.getpid())
+    os.umask(OTHERS)
+    os.chdir(cwd)
+    for number, path in enumerate((os.devnull, log, log)):
+        opened = os.open(path, os.O_RDWR | os.O_APPEND)
+        os.dup2(opened, number)
+        os.close(opened)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = [module]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
