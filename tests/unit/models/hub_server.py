@@ -98,7 +98,7 @@ def serving(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Hub]:
     from huggingface_hub import constants
 
     hub = Hub()
-    thread = threading.Thread(target=hub.serve_forever, daemon=True)
+    thread = threading.Thread(target=hub.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))

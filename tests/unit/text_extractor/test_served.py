@@ -62,7 +62,7 @@ class Server:
 @pytest.fixture
 def server() -> Iterator[Server]:
     one = Server()
-    thread = threading.Thread(target=one.http.serve_forever, daemon=True)
+    thread = threading.Thread(target=one.http.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield one
     one.http.shutdown()
