@@ -6,6 +6,7 @@ answers. A fork ends the loop and runs its module as `python -m` does.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -16,6 +17,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
@@ -56,6 +58,14 @@ class Parent:
         self._process.communicate()
 
 
+@cache
+def shared_parent() -> Parent:
+    """One for all stacks of this process, until it ends."""
+    made = Parent()
+    atexit.register(made.close)
+    return made
+
+
 class Fork:
     """The part of subprocess.Popen that a Server uses."""
 
@@ -88,20 +98,12 @@ class ForkedServer(Server):
 class ForkedStack(Stack):
     """A stack whose services are forks; its servers are programs of their own as ever."""
 
-    _parent: Parent | None = None
-
     def start_servers(self) -> None:
-        self._parent = Parent()  # imports while the servers start
+        shared_parent()  # imports while the servers start
         super().start_servers()
 
-    def stop(self) -> None:
-        super().stop()
-        if self._parent is not None:
-            self._parent.close()
-
     def _service(self, name: str) -> Server:
-        assert self._parent is not None
-        return ForkedServer(**vars(super()._service(name)), parent=self._parent)
+        return ForkedServer(**vars(super()._service(name)), parent=shared_parent())
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ from tests.faults.killing import Killer
 from tests.faults.load import Load
 from tests.faults.servers import all_servers
 from tests.faults.verdict import judge
+from tests.forking import ForkedStack
 
 CLIPS = int(os.environ.get("FAULTS_VIDEO") or 0)
 WHOLE = CLIPS > 0 or os.environ.get("FAULTS") == "full"
@@ -41,6 +42,10 @@ MODELS = {"large", "encoder", "video", "segmenter"}
 OTHERS = {"kills": KILLS, "slow": SLOW}
 
 
+class ShortStack(ForkedStack, FaultStack):
+    """Starts sooner; the whole form starts each service as its users do."""
+
+
 async def test_services_and_servers_are_killed_under_load(tmp_path_factory: pytest.TempPathFactory, say: Say) -> None:
     all_servers()
     seed = int(os.environ.get("FAULTS_SEED") or random.randrange(10**6))
@@ -48,7 +53,7 @@ async def test_services_and_servers_are_killed_under_load(tmp_path_factory: pyte
     say(f"seed {seed}: {jobs}, T = {STEPS}, {FORM.clients} clients, {dict(FORM.replicas)}")
     models = build_models(tmp_path_factory.mktemp("models"), FORM)
     paths = {path.name: str(path) for path in models.iterdir()}
-    on, stack = machine(), FaultStack(folder() / "faults", models, FORM)
+    on, stack = machine(), (FaultStack if WHOLE else ShortStack)(folder() / "faults", models, FORM)
     await asyncio.to_thread(stack.start)
     try:
         load, killer, took_s = await _broken(stack, seed)
