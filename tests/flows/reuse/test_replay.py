@@ -169,7 +169,7 @@ def pictures_of(vectors: Rows, text_of: np.ndarray, images: Rows) -> PictureLoad
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with tables of its own: Fig. 10 for latents, PICTURES for finished pictures."""
-    made = tiny_models.build(tmp_path_factory.mktemp("models"))
+    made = tiny_models.build(tmp_path_factory.mktemp("models"), channels=(16,))
     weights = find_card(str(made / "large")).weights_hash
     of_pictures = replace(
         PICTURES, model="large", weights_hash=weights, encoder_hash=encoder_hash(made / "clip"), images_from="large",
