@@ -36,7 +36,7 @@ def _get(connection: sa.Connection, kind: str, model: str, weights_hash: str) ->
 
 class Profiles:
     """The profiles of a catalog; kinds: `k_table_<α>`, `image_k_table_<α>`, `latency`,
-    `live_checks`."""
+    `step_seconds`, `live_checks`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

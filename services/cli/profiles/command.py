@@ -24,6 +24,7 @@ from services.cli.profiles.storing import store_measured
 from shared.domain.errors import InvalidRequestError
 from shared.models.k_table import PROFILED, KTable, table_file, table_to_json
 from shared.models.learned_table import LearnedTable, learned_file, learned_to_json
+from shared.models.step_regression import LEAST_MIXES
 from shared.runtime.progress import shown
 
 if TYPE_CHECKING:  # torch is imported when a profile runs, not when --help is read
@@ -84,6 +85,9 @@ def profile(
     stitched: Annotated[
         bool, Optional("--stitched", help="Start clips from the object of one clip and the background of another.")
     ] = False,
+    mixes: Annotated[
+        int, Optional(min=0, help="Random mixes of sizes whose steps are measured, for scheduler=slack; 0: none.")
+    ] = 0,
     segmenter: Annotated[str | None, setting("segmenter")] = None,
     judge: Annotated[Path | None, Optional(help="Folder of the judge. Default: the one that ships.")] = None,
     sprites: Annotated[Path | None, Optional(help="Folder of the trainer's sprites, for the judge of clips.")] = None,
@@ -110,6 +114,9 @@ def profile(
 
     A model of clips gets pairs of moving scenes. The measures of a clip are means over at most four of its frames.
 
+    With --mixes 300, steps of random mixes of sizes are measured too, for the setting scheduler = slack. Writes
+    step_seconds.json (PatchedServe §6.1.2).
+
     With --stitched, each second prompt starts from two clips' latents, joined by the segmenter's masks (FlexCache
     §4.2). The similarity is the lower one of object and background. Writes pair_k_table_<alpha>.json.
 
@@ -128,6 +135,8 @@ def profile(
       afterimage profile --model ./my-checkpoint --encoder openai/clip-vit-large-patch14 --device cuda --pairs 2000
     """
     wanted = _alphas(alphas)
+    if 0 < mixes < LEAST_MIXES:
+        raise InvalidRequestError("mixes", f"must be 0 or at least {LEAST_MIXES}", mixes)
     made_folder(out)
     settings = settings_from(
         large=model, encoder=encoder, device=device, data_dir=data_dir, max_rows=max_rows, segmenter=segmenter
@@ -154,10 +163,11 @@ def profile(
     page = report_html(sections, "" if learned is None else report_section(learned.report))
     (out / "report.html").write_text(page, encoding="utf-8")
     latency = None if stitched else _latency(runs[0][0], out)
+    regression = _mixes(runs[0][0], mixes, settings.layout, out, console) if mixes else None
     choice = _codecs(runs, pairs, seed, out, console) if codecs and not images_from and not stitched else None
     if store:
         tables = [section.tables for section in sections]
-        where = asyncio.run(store_measured(settings, tables, latency, learned, choice, runs[0][1]))
+        where = asyncio.run(store_measured(settings, tables, latency, regression, learned, choice, runs[0][1]))
         console.print(Text(f"Stored for {runs[0][1]['model']} in {where}"))
     console.print(Text(f"Tables, rows, plot and report.html: {out}"))
 
@@ -220,6 +230,12 @@ def _latency(profiler: Profiler, out: Path) -> dict[str, Any]:
     latency = measure_latency(profiler.family, [n for n in (1, 2, 4, 8, 16, 32) if n <= most])
     (out / "latency.json").write_text(json.dumps(latency, indent=1) + "\n")
     return latency
+
+
+def _mixes(profiler: Profiler, count: int, layout: str, out: Path, console: Console) -> dict[str, Any]:
+    from services.cli.profiles.mixes import profile_mixes
+
+    return profile_mixes(profiler.family, count, profiler.max_rows, layout, out, console)
 
 
 def _codecs(

@@ -45,7 +45,9 @@ def prepared(
 
     settings = placed(settings)
     card, device = served_card(settings), settings.device
-    family = load_family(card, device=device, offload=settings.offload)
+    family = load_family(
+        card, device=device, offload=settings.offload, layout=settings.layout, patch_px=settings.patch_px
+    )
     eye = Encoder(encoder_folder(settings.encoder))
     pictures, measure = _others(settings, family, images_from, against, fresh_noise, device)
     frames = card.frames.default

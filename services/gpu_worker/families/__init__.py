@@ -22,6 +22,11 @@ LAYOUTS = {"groups": tuple(MODULES), "patches": ("unet",), "packed": ("sd3", "fl
 """Families that take each value of the setting `layout`."""
 
 
+def layout_of(card: ModelCard, layout: str, batch_invariant: int = 0) -> str:
+    """Return the layout that a model runs with under this setting."""
+    return "groups" if batch_invariant or card.family not in LAYOUTS[layout] else layout
+
+
 def load_family(
     card: ModelCard,
     *,
@@ -40,7 +45,7 @@ def load_family(
     if card.family not in MODULES:
         raise ModelError(f"model {card.name!r}: family must be one of {', '.join(MODULES)} (got {card.family!r})")
     load = import_module(MODULES[card.family]).load
-    if layout != "groups" and (batch_invariant or card.family not in LAYOUTS[layout]):
+    if layout != layout_of(card, layout, batch_invariant):
         got = f"batch_invariant {batch_invariant}, family {card.family}"
         rule = f"layout: {layout} needs batch_invariant 0 and a family of {', '.join(LAYOUTS[layout])} (got {got})"
         log("gpu_worker").info("one batch per size", model=card.name, rule=rule)
