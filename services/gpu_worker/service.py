@@ -26,6 +26,7 @@ from services.gpu_worker.jobs.state_codecs import StateCodecs
 from services.gpu_worker.jobs.tasks import Tasks
 from services.gpu_worker.models.measuring import load_warm
 from services.gpu_worker.models.residency import Resident, placed_cards
+from services.gpu_worker.models.step_profile import scheduler_of
 from services.gpu_worker.models.switching import Assignment
 from shared.domain.messages import JobCancelled, Message, PreviewsRequested
 from shared.models.devices import placed
@@ -56,6 +57,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             max_rows=settings.max_rows, report_s=settings.report_s, mode=settings.monitor_mode,
         )  # fmt: skip
         self._device = (await self._assignment.load()).device
+        profiles = context.backends.catalog.profiles
         engine = Engine(
             self._models.families,
             max_rows=settings.max_rows,
@@ -63,11 +65,12 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             tell_every_s=1 / settings.progress_per_s,
             clock=context.clock.monotonic,
             threads=search(settings, self._device),
+            scheduler=await scheduler_of(settings, profiles, cards.values()),
         )
         threads = 1 if settings.batch_invariant else settings.torch_threads
         self._thread = EngineThread(engine, self._hear, threads=threads)
         keyframes = Keyframes(settings.keyframe_similarity, settings.keyframe_least)
-        self._codecs = StateCodecs(settings.state_codec, context.backends.catalog.profiles, keyframes)
+        self._codecs = StateCodecs(settings.state_codec, profiles, keyframes)
         self._draining = False
         self._subscription = await bus.subscribe([JobCancelled, PreviewsRequested], self._on_wish)
         await self._assignment.begin(self._thread.serve)

@@ -23,7 +23,8 @@ from services.gpu_worker.engine.events import (
 from services.gpu_worker.engine.family import Family
 from services.gpu_worker.engine.row_start import make_row, off_device
 from services.gpu_worker.engine.rows import Pixels, Row, Stepped, Task
-from services.gpu_worker.engine.scheduler import Decision, decide
+from services.gpu_worker.engine.scheduler import Decision
+from services.gpu_worker.engine.schedulers import ByPriority, Scheduler
 from services.gpu_worker.engine.threads import StepThreads
 from shared.domain.errors import CancelledError, DeadlineError, ModelError
 from shared.runtime.telemetry import log
@@ -32,7 +33,7 @@ Outcome = list[tuple[Row, Stepped | Exception]]
 
 
 class Engine:
-    """A batch of at most `max_rows` rows of any of `families` (`decide` says how frames and pixels count). Not
+    """A batch of at most `max_rows` rows of any of `families` (`scheduler` says how frames and pixels count). Not
     thread-safe: one thread owns the engine.
 
     Requests at different timesteps, with different guidance, sizes and seeds, hits and misses, join and leave between
@@ -41,6 +42,7 @@ class Engine:
 
     `tell_every_s`: seconds between two Advanced events of one row, so that fast steps do not wake the event loop.
     `threads`: finds the fastest thread count for each amount of work; None keeps torch's setting.
+    `scheduler`: decides who joins and who leaves before each step.
     """
 
     def __init__(
@@ -52,9 +54,11 @@ class Engine:
         tell_every_s: float = 0.2,
         clock: Callable[[], float] = time.monotonic,
         threads: StepThreads | None = None,
+        scheduler: Scheduler | None = None,
     ) -> None:
         self.families = dict(families)
         self._threads = threads
+        self._scheduler = scheduler or ByPriority()
         self.max_rows, self._max_pixels = max_rows, max_pixels
         self._clock = clock
         self._tell_every_s = tell_every_s
@@ -109,9 +113,9 @@ class Engine:
     # decide
 
     def _decide(self) -> Decision:
-        riding = [row.task for row in self._running.values()]
-        cancelled = frozenset(self._cancelled)
-        return decide(list(self._waiting.values()), riding, cancelled, self._clock(), self.max_rows, self._max_pixels)
+        waiting, running, cancelled = [*self._waiting.values()], [*self._running.values()], frozenset(self._cancelled)
+        limits = self.max_rows, self._max_pixels
+        return self._scheduler.decide(waiting, running, cancelled, self._clock(), *limits, self.families)
 
     # run
 
@@ -139,6 +143,7 @@ class Engine:
         seconds = self._clock() - begun
         if self._threads:
             self._threads.after(name, elements, seconds)
+        self._scheduler.took(name, rows, seconds)
         return outcome, seconds
 
     def _leave(self, task_id: str, error: Exception) -> Event:

@@ -39,6 +39,8 @@ class Decision:
     join: tuple[str, ...] = ()
     cancel: tuple[str, ...] = ()
     late: tuple[str, ...] = ()
+    aged: tuple[str, ...] = ()
+    """Those of `join` that go first because they waited long (slack.py)."""
 
 
 def decide(
@@ -57,9 +59,9 @@ def decide(
     of its model. Cancelled tasks leave, and so do tasks with `drop_if_late` past their deadline. A task that must run
     alone waits for an empty batch. Once that task is first in line no task overtakes it, else it would wait for ever.
     """
-    if not waiting and not cancelled and not any(_late(task, now) for task in running):
+    if not waiting and not cancelled and not any(is_overdue(task, now) for task in running):
         return Decision()  # the usual case
-    late = tuple(task.id for task in [*waiting, *running] if _late(task, now) and task.id not in cancelled)
+    late = tuple(task.id for task in [*waiting, *running] if is_overdue(task, now) and task.id not in cancelled)
     gone = cancelled.union(late)
     riding = [task for task in running if task.id not in gone]
     queue = sorted((task for task in waiting if task.id not in gone), key=_order)
@@ -94,5 +96,6 @@ def _order(task: Queued) -> tuple[int, float, int]:
     return (-task.priority, float("inf") if task.deadline_at is None else task.deadline_at, task.arrived)
 
 
-def _late(task: Queued, now: float) -> bool:
+def is_overdue(task: Queued, now: float) -> bool:
+    """Return whether the task is dropped: its deadline passed, and its client set `drop_if_late`."""
     return task.drop_if_late and task.deadline_at is not None and now > task.deadline_at

@@ -72,11 +72,6 @@ class StepSeconds:
         """Return the relative error of a prediction, 95th percentile."""
         return ERROR if self._regression is None else self._regression.error
 
-    @property
-    def corrected(self) -> bool:
-        """Return whether a step of the model ran here."""
-        return self._correction is not None
-
     def of(self, mix: Mix) -> float:
         """Return the seconds of a step of this mix; 0 for an empty one."""
         if not mix:

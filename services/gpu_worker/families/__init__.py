@@ -11,7 +11,7 @@ from shared.domain.errors import ModelError
 from shared.models import ModelCard
 from shared.runtime.telemetry import log
 
-__all__ = ["MODULES", "Family", "load_family"]
+__all__ = ["MODULES", "Family", "layout_of", "load_family"]
 
 MODULES = {
     name: f"services.gpu_worker.families.{name}"

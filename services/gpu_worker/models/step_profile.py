@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
 from typing import Any
 
+from services.gpu_worker.engine.schedulers import ByPriority, BySlack, Scheduler
 from services.gpu_worker.engine.step_seconds import Line, StepSeconds, line_through
 from services.gpu_worker.families import layout_of
 from shared.domain.errors import AfterimageError
@@ -16,6 +18,13 @@ from shared.models.latency import FILE, KIND
 from shared.models.step_regression import load_regression
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import log
+
+
+async def scheduler_of(settings: Settings, profiles: Profiles, cards: Iterable[ModelCard]) -> Scheduler:
+    """Return the scheduler of the settings; by slack, with a predictor for each of these models."""
+    if settings.scheduler == "priority":
+        return ByPriority()
+    return BySlack({card.name: await predictor_of(settings, profiles, card) for card in cards})
 
 
 async def predictor_of(settings: Settings, profiles: Profiles, card: ModelCard) -> StepSeconds:

@@ -77,6 +77,12 @@ class Models(Section):
         "more than max_rows frames runs without other clips. A larger batch raises throughput, memory use and the time "
         "of each step.",
     )
+    scheduler: Literal["priority", "slack"] = Field(
+        "priority",
+        description="Which waiting requests join a worker's batch: priority takes the highest priority, then the "
+        "earliest deadline; slack takes the least slack by predicted step times, and keeps those out that would make a "
+        "running request late. Where no request has a deadline both decide alike, but for requests that waited long.",
+    )
     batch_invariant: int = Field(
         0,
         ge=0,

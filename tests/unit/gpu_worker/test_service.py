@@ -111,6 +111,21 @@ async def test_late_jobs_are_dropped_when_they_asked_for_it(slow: WorkerBench) -
     assert await slow.told(JobCancelled, job.id)
 
 
+async def test_by_slack_a_late_job_is_not_started_and_leaves_the_others_their_time(tmp_path: Path) -> None:
+    async with running_worker(tmp_path, SLOW, scheduler="slack") as bench:
+        running = await bench.accept(steps=60, prompt="first")  # 1.2 s
+        late = await bench.accept(steps=100, prompt="late", deadline_s=0.5, drop_if_late=True)
+        await bench.send(running)
+        await bench.until(lambda job: job.state is JobState.RUNNING, running.id)
+        await asyncio.sleep(0.2)
+        await bench.send(late)
+        assert (await bench.final(late.id)).state is JobState.CANCELLED
+        assert (await bench.final(running.id)).state is JobState.SUCCEEDED
+        await bench.idle()
+        ended = await bench.final(late.id)
+        assert ended.result is None or ended.result.steps_run == 0
+
+
 async def test_a_duplicate_of_a_finished_job_is_answered_again_before_it_is_acknowledged(
     bench: WorkerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
