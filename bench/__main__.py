@@ -26,6 +26,8 @@ COMMANDS: dict[str, list[str]] = {
     "slo_latency": ["bench.virtual_time.slo_latency"],
     "paper_rates": ["bench.virtual_time.paper_rates"],
     "monitor_ramp": ["bench.virtual_time.monitor_ramp"],
+    "step_seconds": ["bench.step_seconds"],
+    "deadlines": ["bench.virtual_time.deadlines"],
     "clip_replays": ["bench.replays.clip_replays"],
     "two_processes": ["bench.two_processes"],
 }
