@@ -185,7 +185,7 @@ def decision_ms(worker: Worker, waiting: int = 1000) -> float:
     draw, of = random.Random(0), {"model": worker.seconds(patches=True)}
     queue = [
         replace(one, since=0.0, steps=draw.randint(1, 10) * 5, left=draw.randint(1, 10) * 5)
-        for one in arrivals(worker, 1.0, waiting, seed=0)
+        for one in arrivals(worker, 1.0, waiting + worker.rows, seed=0)
     ]
     running = [replace(one, left=draw.randint(1, 50), deadline_at=1e9) for one in queue[: worker.rows - 1]]
     taken = []
