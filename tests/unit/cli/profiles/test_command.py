@@ -78,7 +78,7 @@ async def test_a_profile_is_measured_resumed_and_stored(
     lines[0] = json.dumps(about)  # as earlier versions began a run
     lines[1:6] = [json.dumps(without_measures(line)) for line in lines[1:6]]  # and as they wrote a pair
     rows.write_text("\n".join(lines[:13]) + "\n" + lines[13][:20])  # killed in the middle of the third pair
-    second = await asyncio.to_thread(profile, models, tmp_path, "--pairs", "4", "--alphas", "0.5")
+    second = await asyncio.to_thread(profile, models, tmp_path, "--pairs", "4", "--alphas", "0.5", "--mixes", "10")
     assert second.exit_code == 0, second.output + repr(second.exception)
     said = "".join(second.output.split())  # lines are folded anywhere
     assert "α=0.5:noKissafebythese4pairs" in said
@@ -116,6 +116,9 @@ async def test_a_profile_is_measured_resumed_and_stored(
     catalog = await open_catalog(f"sqlite+aiosqlite:///{tmp_path}/data/catalog.sqlite3")
     stored = await catalog.profiles.get("k_table_0.5", "large", table.weights_hash)
     assert await catalog.profiles.get("latency", "large", table.weights_hash) == latency
+    mixes = json.loads((tmp_path / "profile" / "step_seconds.json").read_text())
+    assert await catalog.profiles.get("step_seconds", "large", table.weights_hash) == mixes
+    assert mixes["layout"] == "groups"
     await catalog.close()
     assert stored is not None
     assert table_from_json(stored).levels == table.levels
@@ -211,6 +214,13 @@ def test_steps_and_k_are_whole_numbers(models: Path, tmp_path: Path, more: list[
     found = profile(models, tmp_path, *more)
     assert isinstance(found.exception, InvalidRequestError)
     assert f"{more[0][2:]}: must be whole numbers from" in str(found.exception)
+
+
+def test_few_mixes_are_refused_before_anything_is_measured(models: Path, tmp_path: Path) -> None:
+    found = profile(models, tmp_path, "--mixes", "5")
+    assert isinstance(found.exception, InvalidRequestError)
+    assert "mixes: must be 0 or at least 10" in str(found.exception)
+    assert not (tmp_path / "profile").exists()
 
 
 async def test_a_profile_from_pictures_of_another_model(models: Path, tmp_path: Path) -> None:
