@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from protos import gpu_worker_pb2 as pb
-from services.gpu_worker.engine import engine as engine_module
+from services.gpu_worker.engine import schedulers
 from services.gpu_worker.jobs.codecs import decode_state
 from shared.domain.errors import UnavailableError
 from shared.domain.messages import GenerateImage, JobCancelled, JobQueued, JobSucceeded, Message, Progress, lane_of
@@ -216,7 +216,7 @@ async def test_an_engine_in_trouble_fails_its_tasks_and_goes_on(
     slow: WorkerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(engine_module, "decide", lambda *_: 1 / 0)
+        broken.setattr(schedulers, "decide", lambda *_: 1 / 0)
         failed = await slow.draw(steps=30)
     assert failed.state is JobState.FAILED
     assert "ZeroDivisionError" in failed.error
