@@ -32,12 +32,13 @@ def _latency(models: Path, target: Path) -> None:
 def k_table_panels(models: Path) -> tuple[Any, list[Any]]:
     """Return a figure with one panel per use of a table: the lowest similarity that allows each K, without a point if K
     is never allowed."""
-    files = sorted(models.glob("*/k_table_*.json")) + sorted(models.glob("*/image_k_table_*.json"))
-    tables: list[dict[str, Any]] = [json.loads(path.read_text()) for path in files]
-    panels = list(dict.fromkeys(_use(table) for table in tables))
+    files = [path for kind in ("", "image_", "pair_") for path in sorted(models.glob(f"*/{kind}k_table_*.json"))]
+    tables: dict[Path, dict[str, Any]] = {path: json.loads(path.read_text()) for path in files}
+    uses = {path: _use(path, table) for path, table in tables.items()}
+    panels = list(dict.fromkeys(uses.values()))
     figure, axes = _figure(len(panels), (3.1 * len(panels), 3.2))
-    for found in sorted(tables, key=lambda table: float(table["alpha"])):
-        panel = axes[panels.index(_use(found))]
+    for path, found in sorted(tables.items(), key=lambda item: float(item[1]["alpha"])):
+        panel = axes[panels.index(uses[path])]
         size = 4 if panel.lines else 8  # so that equal tables show both markers
         levels = sorted((level["k"], level["min_similarity"]) for level in found["levels"])
         ks, least = [k for k, _ in levels], [similarity for _, similarity in levels]
@@ -45,12 +46,14 @@ def k_table_panels(models: Path) -> tuple[Any, list[Any]]:
         fiftieth = found["steps"] / 50
         panel.set(xlabel=f"K of {found['steps']} steps", xticks=[k * fiftieth for k in IMAGE_STEPS])
         panel.set(xlim=(3 * fiftieth, 32 * fiftieth), ylim=(-0.45, 1.05))
-        panel.set_title(_use(found), fontsize=9)
+        panel.set_title(uses[path], fontsize=9)
     axes[0].set_ylabel("similarity must be above")
     return figure, axes
 
 
-def _use(table: dict[str, Any]) -> str:
+def _use(path: Path, table: dict[str, Any]) -> str:
+    if path.name.startswith("pair_"):
+        return f"{table['model']} from pairs of clips"
     source = table.get("images_from")
     return f"{table['model']} from " + (f"{source}'s pictures" if source else "its own latents")
 
