@@ -15,9 +15,12 @@ CARD = {
     "default_size": {"width": 32, "height": 32},
     "default_steps": 10,
     "default_guidance": 2.5,
-    "sizes": {"multiple_of": 8, "min_px": 32, "max_px": 64},
+    "sizes": {"multiple_of": 8, "min_px": 16, "max_px": 64},
     "frames": {"default": 4, "most": 12, "window": 4, "stride": 2, "fps": 4},
 }
+
+SMALL = CARD | {"default_size": {"width": 16, "height": 16}}
+"""For tests of many steps in which nobody looks at a frame."""
 
 
 def build(folder: Path, steps: int = 50) -> Path:

@@ -16,7 +16,7 @@ from services.trainer.judging.motion import moving_scenes
 from services.trainer.rendering.sprites import sprites_cached
 from shared.models.scenes import CLIP_WORDINGS, clip_caption
 from tests import tiny, tiny_families
-from tests.tiny_clips import CARD
+from tests.tiny_clips import SMALL
 from tests.unit.trainer.conftest import SPRITES
 
 COUNT = 40
@@ -99,7 +99,7 @@ def test_rows_resume_and_other_settings_do_not(tmp_path: Path) -> None:
 
 def test_both_commands_run_on_a_tiny_model_and_continue(tmp_path: Path) -> None:
     model = tiny_families.save(tiny.build_clip(tmp_path, seed=7) / "clips", "animatediff")
-    (model / "card.json").write_text(json.dumps(CARD))
+    (model / "card.json").write_text(json.dumps(SMALL))
     clips_cost.main(["--tiny", "--model", str(model), "--threads", "1", "--out", str(tmp_path)])
     cost = json.loads((tmp_path / "clips_cost.json").read_text())
     assert [(row["frames"], row["batch"], row["steps"]) for row in cost["figures"]["rows"]] == [(4, 1, 2), (4, 1, 1)]

@@ -26,7 +26,7 @@ from shared.models.k_table import table_from_json
 from shared.models.quality import frames_of, likeness, look
 from shared.models.scenes import CLIP_EDITS, edit_clip, random_moving_scene
 from tests import tiny, tiny_families
-from tests.tiny_clips import CARD
+from tests.tiny_clips import SMALL
 from tests.tiny_segmenters import tiny_clipseg
 from tests.unit.trainer.conftest import SPRITES
 
@@ -37,7 +37,7 @@ CLIP = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tiny.build_clip(tmp_path_factory.mktemp("models"), seed=7)  # scores these clips above nothing
     tiny_families.save(folder / "clips", "animatediff")
-    (folder / "clips" / "card.json").write_text(json.dumps(CARD))
+    (folder / "clips" / "card.json").write_text(json.dumps(SMALL))
     return folder
 
 
@@ -77,7 +77,7 @@ def test_a_codec_of_clips_is_chosen_by_the_same_pairs(models: Path, tmp_path: Pa
     assert found.exit_code == 0, found.output + repr(found.exception)
     levels = json.loads((tmp_path / "profile" / "state_codecs.json").read_text())["levels"]
     assert [(level["k"], level["codec"]) for level in levels] == [(2, "fp16")]
-    assert levels[0]["bytes"] > 4 * 4 * 16 * 16 * 2  # four frames of four channels
+    assert levels[0]["bytes"] > 4 * 4 * 8 * 8 * 2  # four frames of four channels
 
 
 def test_every_kind_of_change_changes_what_a_judge_reads() -> None:
