@@ -32,6 +32,7 @@ def run(tmp_path: Path, *options: str, **keys: Any) -> str:
     return result.output
 
 
+@pytest.mark.usefixtures("plotted")
 def test_one_command_leaves_a_folder_that_compares(tmp_path: Path) -> None:
     policies = ("none", "exact", "nirvana-without-predictor", "flexcache", "infinite")
     said = run(tmp_path, policies=policies, states=[100, 400], warmup=60)
@@ -220,6 +221,7 @@ def test_a_seed_below_zero_is_refused() -> None:
         CliRunner().invoke(app, given, catch_exceptions=False)
 
 
+@pytest.mark.usefixtures("plotted")
 def test_virtual_time_reports_latency_and_slo(tmp_path: Path) -> None:
     (tmp_path / "latency.json").write_text('{"step_s": {"1": 0.02, "8": 0.08}, "decode_s": 0.01}')
     workers = {"workers": 2, "profile": str(tmp_path / "latency.json")}
