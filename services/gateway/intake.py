@@ -211,8 +211,9 @@ class Intake:
             lane=lane_for(request, plan, self._models.cards),
             result=repeat_result(plan, len(picture)) if picture else None,
             vector=planned.vector,
-            object_vector=planned.object_vector,
-            background_vector=planned.background_vector,
+            # a repeat becomes no entry and gets no masks: with vectors of its parts it would wait for them forever
+            object_vector=b"" if picture else planned.object_vector,
+            background_vector=b"" if picture else planned.background_vector,
             encoder_hash=planned.encoder_hash,
             exact_key=exact_key(
                 request, planned.card.compat(request.size, request.steps, request.frames), planned.card.sampler_id

@@ -162,6 +162,9 @@ async def test_the_segmenter_of_the_stack_makes_the_masks(make: Make, clips: Pat
         assert masks.taken.shape == (*GRID, 3)
         await masked(home, made)  # what was stitched is segmented too
 
+        assert (await clip(home, FOX, 1, user="ana")).plan.source is PlanSource.EXACT
+        assert await home.backends.catalog.jobs.to_segment() == []  # it has no latents, and so no masks
+
 
 async def test_without_a_table_of_pairs_the_reason_names_none(make: Make, clips: Path) -> None:
     async with house(make(video=str(clips), reuse_rules="paper")) as home:
