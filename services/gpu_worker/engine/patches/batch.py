@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -13,6 +14,8 @@ from services.gpu_worker.engine.patches.layout import NONE, Layout, Resolution
 
 Grids = Sequence[Tensor]
 """Images of each resolution of a layout, channels last: (requests, h, w, C)."""
+Halo = tuple[int, int, int, int]
+"""Cells of neighbours above, below, left and right of a patch."""
 Pairs = tuple[Tensor, Tensor]
 """Patches that have a neighbour in one direction, and these neighbours."""
 
@@ -34,7 +37,19 @@ class PatchBatch:
         """(P,): place in `layout.order` of each patch's request."""
         self.firsts = torch.tensor(layout.request_offsets[:-1], device=device)
         """(R,): first patch of each request."""
+        self.offsets = torch.tensor(layout.request_offsets, device=device)
+        """(R + 1,): first patch of each request, and the number of patches."""
         self._pairs: dict[tuple[str, int], Pairs] = {}
+
+    @cached_property
+    def around(self) -> Tensor:
+        """Return the patches around each patch and itself, (P, 9), row by row; NONE beyond the border of its image."""
+        layout, own = self.layout, np.arange(self.layout.patches)
+        rows = layout.up, own, layout.down
+        columns = (
+            np.where(row == NONE, NONE, beside[row]) for row in rows for beside in (layout.left, own, layout.right)
+        )
+        return torch.from_numpy(np.stack(list(columns), axis=1)).to(self._device)
 
     def split(self, latents: Sequence[Tensor]) -> Tensor:
         """Cut images (C, h, w), in the order of the batch, into patches (P, C, s, s)."""

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
-from services.gpu_worker.engine.patches.batch import Current
+from services.gpu_worker.engine.patches.batch import Current, Halo
+from services.gpu_worker.engine.patches.stitcher import StitchedResnetBlock, fuses
 
 RUN_ON_PATCHES = frozenset(
     {
@@ -59,14 +61,16 @@ class PatchedConv2d(nn.Conv2d):
         )
         self.weight, self.bias = conv.weight, conv.bias
         self._current = current
-        self._halo = (*halo(conv, 0), *halo(conv, 1))
+        self.halo: Halo = (*halo(conv, 0), *halo(conv, 1))
 
     def forward(self, input: Tensor) -> Tensor:
         if self._current.batch is None:
             return super().forward(input)
-        if any(self._halo):
-            input = self._current.batch.with_halo(input, *self._halo)
-        return F.conv2d(input, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
+        return self.on_wide(self._current.batch.with_halo(input, *self.halo) if any(self.halo) else input)
+
+    def on_wide(self, wide: Tensor) -> Tensor:
+        """Convolve patches that have their halo."""
+        return F.conv2d(wide, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
 
 
 def halo(conv: nn.Conv2d, axis: int) -> tuple[int, int]:
@@ -217,7 +221,9 @@ def replace_operators(unet: Any, current: Current) -> None:
         raise ValueError(f"modules that do not run on patches: {', '.join(unknown)}")
     replaced: dict[nn.Module, nn.Module] = {}  # diffusers registers some modules under two names
     for name, module in modules.items():
-        if type(module) in REPLACED:
+        if type(module) is ResnetBlock2D and fuses(module):
+            unet.set_submodule(name, StitchedResnetBlock(module, current))
+        elif type(module) in REPLACED:
             if module not in replaced:
                 replaced[module] = REPLACED[type(module)](module, current)
             unet.set_submodule(name, replaced[module])
