@@ -48,6 +48,7 @@ from shared.client import AsyncClient
 from shared.domain.types import vector_from
 from shared.models import ModelCard, find_card
 from shared.models.confidence import ratio_bounds
+from shared.models.k_table import FIG_10, named_table, table_file, table_to_json
 from shared.models.quality import likeness, spread
 from shared.runtime.progress import Remaining
 from shared.runtime.settings import Settings
@@ -59,7 +60,7 @@ IN_FLIGHT = 2
 OTHER_SEEDS = 1_000_000
 """Added to the seeds of the reference."""
 OFF = {"cache": "off"}
-PAPER = {"reuse_rules": "paper", "predictor": "always"}
+PAPER = {"reuse_rules": "paper", "predictor": "always", "k_table_alpha": FIG_10.alpha}
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,11 @@ class Work:
         return found
 
 
-def without_tables(card: ModelCard, folder: Path) -> str:
-    """Return a copy of the model without its K tables: NIRVANA's Fig. 10 is in force instead."""
+def with_fig_10(card: ModelCard, folder: Path) -> str:
+    """Return a copy of the model with NIRVANA's Fig. 10, whatever the encoder, instead of its own K tables."""
     shutil.copytree(card.folder, folder, ignore=shutil.ignore_patterns("*k_table_*"), dirs_exist_ok=True)
+    table = named_table(FIG_10)
+    (folder / table_file(table)).write_text(json.dumps(table_to_json(table)))
     return str(folder)
 
 
@@ -282,7 +285,7 @@ def main(given: Sequence[str] | None = None) -> None:
         if system.like:
             steps = max(round(fmean(one["steps_run"] for one in works[system.like].answers().values())), 1)
         paper = PAPER.items() <= system.settings.items()
-        model = without_tables(card, folder / "model") if paper else asked.model
+        model = with_fig_10(card, folder / "model") if paper else asked.model
         asyncio.run(serve(system, works[system.name], rows, steps, model))
     if asked.systems:
         return

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.clip_systems import SYSTEMS, Work, copying, figures_of, report, variety, without_tables
+from bench.clip_systems import SYSTEMS, Work, copying, figures_of, report, variety, with_fig_10
 from bench.measuring.clip_figures import READ
 from load.sessions import SHIPPED_CLIPS, read_trace
 from shared.models import find_card
+from shared.models.k_table import FIG_10
 from shared.models.tables_in_force import shipped_table
 from shared.runtime.settings import Settings
 
@@ -74,12 +75,15 @@ def test_the_settings_of_every_system_are_valid() -> None:
     assert found["flexcache"].keyframe_least == 0.0
 
 
-def test_papers_take_no_table_of_the_model(tmp_path: Path) -> None:
+def test_the_papers_systems_take_the_papers_table_alone(tmp_path: Path) -> None:
     card = find_card("bundled:motion")
-    assert shipped_table(card, 0.9) is not None
-    copy = find_card(without_tables(card, tmp_path / "model"))
-    assert shipped_table(copy, 0.9) is None
+    copy = find_card(with_fig_10(card, tmp_path / "model"))
     assert copy.weights_hash == card.weights_hash
+    (name,) = [path.name for path in copy.folder.glob("*k_table_*")]
+    asked = Settings(**SYSTEMS[2].settings)
+    table = shipped_table(copy, asked.k_table_alpha)
+    assert table is not None
+    assert (table.levels, table.assumed, name) == (FIG_10.levels, True, "k_table_0.9.json")
 
 
 def test_a_killed_run_leaves_no_half_answer(tmp_path: Path) -> None:
