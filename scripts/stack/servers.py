@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import random
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import IO
 
-from shared.runtime.datadir import OTHERS, OWNER_FOLDER, private_file, private_folder, private_opener
+from shared.runtime.datadir import OTHERS, OWNER_FILE, OWNER_FOLDER, private_file, private_folder, private_opener
 
 HOST = "127.0.0.1"
 MAX_PORT = 32_000
@@ -41,10 +44,13 @@ _given: set[int] = set()
 
 
 def free_port(*, below: int = MAX_PORT) -> int:
-    """Return a port of 127.0.0.1 that is free now, as is port + 10000. Each call returns another port."""
+    """Return a port of 127.0.0.1 that is free now, as is port + 10000.
+
+    Each call returns another port, and no other process gets the same one while this process runs.
+    """
     for _ in range(200):
         port = random.randint(20_000, below)
-        if not _given.isdisjoint((port, port + 10_000)):
+        if not _given.isdisjoint((port, port + 10_000)) or not (_reserve(port) and _reserve(port + 10_000)):
             continue
         with contextlib.ExitStack() as opened:
             try:
@@ -56,6 +62,22 @@ def free_port(*, below: int = MAX_PORT) -> int:
             _given.update((port, port + 10_000))
             return port
     raise StackError(f"no free port between 20000 and {below}; stop processes that use them")
+
+
+def _reserve(port: int) -> bool:
+    """Lock the port's byte of a file that all processes of this user share; the kernel unlocks it when they end."""
+    try:
+        fcntl.lockf(_reservations(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except OSError:
+        return False
+    return True
+
+
+@cache
+def _reservations() -> int:
+    """Open the file of the locks; closing any descriptor of it would unlock all ports of this process."""
+    path = Path(tempfile.gettempdir()) / f"afterimage-ports-{os.getuid()}"
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, OWNER_FILE)
 
 
 def wait_until(check: Callable[[], bool], timeout_s: float, what: str, *, every_s: float = 0.05) -> None:

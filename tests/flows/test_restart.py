@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from scripts.stack.servers import free_port
 from shared.catalog import open_catalog
 from shared.client import Accepted, AsyncClient
 from shared.domain.errors import DataDirectoryLockedError
@@ -23,12 +23,6 @@ from tests.flows.house import house
 
 START_S = 120.0
 """Importing torch on a busy machine."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.asynccontextmanager

@@ -45,8 +45,16 @@ def test_a_port_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = iter([31_000, 31_000, 41_000, 21_000, 32_000])
     monkeypatch.setattr("scripts.stack.servers.random.randint", lambda *_: next(numbers))
     monkeypatch.setattr("scripts.stack.servers._given", set())
+    monkeypatch.setattr("scripts.stack.servers._reserve", lambda port: True)
     monkeypatch.setattr("scripts.stack.servers.socket.socket", NobodyListens)
     assert [free_port(), free_port()] == [31_000, 32_000]  # 41,000 and 21,000 would share one of theirs with 31,000
+
+
+def test_a_port_is_given_to_one_process() -> None:
+    """Whoever got it may not listen yet."""
+    code = f"from scripts.stack.servers import _reserve; print(_reserve({free_port()}), _reserve(19_999))"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert other.stdout.split() == ["False", "True"]
 
 
 class NobodyListens:
