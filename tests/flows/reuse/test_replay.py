@@ -1,6 +1,6 @@
 """One decision code: what is served for real, one at a time, and what is replayed are the same decisions.
 
-Two hundred requests of the shipped trace are drawn by a tiny random model (or, where what it draws starts nothing else,
+The first requests of the shipped trace are drawn by a tiny random model (or, where what it draws starts nothing else,
 by one that draws nothing), each entry indexed before the next request, with budgets so small that states or pictures
 leave all the time; then a replay decides the same requests.
 """
@@ -41,7 +41,7 @@ from tests.flows.conftest import Make
 from tests.flows.house import House, house
 
 TRACE = Path(__file__).parents[3] / "load" / "traces" / "sessions_1200.jsonl"
-REQUESTS = 200
+REQUESTS = 120
 MIXED = (10, 20, 25)
 """T of requests that each take their own: K of 25 are 2, 5, 7, 10 and 12, of which 5 and 10 fit a run of 10, too."""
 PICTURES = KTable(tuple(Level(k, cosine) for k, cosine in ((10, -0.2), (20, -0.05), (30, 0.05))), alpha=0.95)
@@ -184,12 +184,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "model", "steps", "room", "candidates"),
     [
-        ("nirvana", "noop:", 10, 120_000, 1),
-        ("flexcache", "tiny", 5, 160_000, 1),
-        ("afterimage", "noop:", 10, 240_000, 8),
-        ("afterimage", "noop:", MIXED, 240_000, 8),
-        ("lru-hits", "noop:", MIXED, 240_000, 3),
-        ("modm", "tiny", (5, 10), 100_000, 1),
+        ("nirvana", "noop:", 10, 72_000, 1),
+        ("flexcache", "tiny", 5, 72_000, 1),
+        ("afterimage", "noop:", 10, 144_000, 8),
+        ("afterimage", "noop:", MIXED, 144_000, 8),
+        ("lru-hits", "noop:", MIXED, 144_000, 3),
+        ("modm", "tiny", (5, 10), 60_000, 1),
     ],
 )
 async def test_serving_and_replaying_decide_alike(
@@ -206,12 +206,12 @@ async def test_serving_and_replaying_decide_alike(
     served = await serve(trace, make(large=large, encoder=encoder, **as_served(policy, room)), steps)
     # few neighbours: some requests must fall back on the exact search. What `afterimage` hears of a lookup is all its
     # candidates, so its lists must hold them
-    width = 64 if policy.evict == "afterimage" else 3
+    width = 64 if policy.evict == "afterimage" else max(candidates, 2)
     replay = Replay(load_of(trace, encoder, find_card(large), served, steps, width=width), policy, room)
     made = replay.run()
-    assert made.evicted.sum() > 150
+    assert made.evicted.sum() > 90
     assert replay.searched > 0 or width == 64 or refines or policy.predictor == "svm"
-    assert (made.predicted.sum() < REQUESTS - 50) == (policy.predictor == "svm")
+    assert (made.predicted.sum() < REQUESTS - 30) == (policy.predictor == "svm")
     assert len({*served.start_step}) >= 3
     assert made.start_step.tolist() == served.start_step
     assert made.source.tolist() == served.source
