@@ -109,7 +109,10 @@ def generate(
     continue_job: Annotated[str | None, Optional("--continue", help=_CONTINUE)] = None,
     video: Annotated[bool, Optional("--video", help="Generate a clip, by the model of the setting video.")] = False,
     frames: Annotated[int | None, Optional(help="Frames of the clip. Default: the model's.")] = None,
-    seconds: Annotated[float | None, Optional(help="Length of the clip in place of --frames.")] = None,
+    seconds: Annotated[
+        float | None,
+        Optional(help="Length of the clip in place of --frames, at the model's frames per second, not at --fps."),
+    ] = None,
     fps: Fps = None,
     scale: Scale = 1,
     resample: Resample = "lanczos",

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,12 +67,17 @@ class Playback:
     """`lanczos` is smooth, `nearest` repeats pixels."""
 
     def __post_init__(self) -> None:
-        if not FPS[0] <= self.fps <= FPS[1]:  # false for nan as well
+        if not _between(self.fps, *FPS, Real):
             raise InvalidRequestError("fps", f"must be a number from {FPS[0]:g} to {FPS[1]:g}", self.fps)
-        if not SCALES[0] <= self.scale <= SCALES[1]:
+        if not _between(self.scale, *SCALES, Integral):
             raise InvalidRequestError("scale", f"must be a whole number from {SCALES[0]} to {SCALES[1]}", self.scale)
         if self.resample not in RESAMPLES:
             raise InvalidRequestError("resample", f"must be one of {', '.join(RESAMPLES)}", self.resample)
+
+
+def _between(value: Any, least: float, most: float, kind: type[Any]) -> bool:
+    """Return whether the value is a number of this kind within the limits; nan is not."""
+    return isinstance(value, kind) and bool(least <= value <= most)
 
 
 def clip_format_of(path: Path, field: str = "out") -> str:

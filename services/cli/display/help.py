@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import typer
+from pydantic import ValidationError
 from typer.core import TyperCommand, TyperGroup
 
 from shared.domain.errors import InvalidRequestError
@@ -75,9 +76,15 @@ def _in_one_line() -> Iterator[None]:
             raise
         usage: Any = error
         if (param := getattr(usage, "param", None)) is not None and usage.message:
-            raise InvalidRequestError(param.opts[0].lstrip("-"), usage.message.rstrip(".")) from error
+            field, rule = param.opts[0].lstrip("-"), usage.message.rstrip(".")
+            raise InvalidRequestError(field, rule, _refused(usage.__cause__)) from error
         shown = f"; see `{usage.ctx.command_path} --help`" if usage.ctx else ""
         raise InvalidRequestError("usage", usage.format_message().rstrip(".") + shown) from error
+
+
+def _refused(cause: BaseException | None) -> object:
+    """Return the value that broke a rule; None where the message of the usage error already names it."""
+    return cause.errors()[0]["input"] if isinstance(cause, ValidationError) else None
 
 
 def teach(app: typer.Typer) -> typer.Typer:

@@ -34,6 +34,7 @@ COMMANDS = [
 def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     """Exit code and stderr of `afterimage …`."""
     monkeypatch.setattr(sys, "argv", ["afterimage", *arguments])
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", None)  # else messages name `python -m pytest`
     with pytest.raises(SystemExit) as left:
         cli.main()
     return int(left.value.code or 0), capfd.readouterr().err
@@ -81,8 +82,9 @@ def test_help_teaches_with_an_example(command: tuple[str, ...]) -> None:
         (("profile", "--alphas", "1.5"), os.EX_USAGE, "above 0 and up to 1"),
         (("up", "--max-rows", "0"), os.EX_CONFIG, "max_rows: Input should be greater than or equal to 1 (got 0)"),
         (("generate", "a fox", "--size", "64x"), os.EX_USAGE, "WIDTHxHEIGHT"),
-        (("generate", "a fox", "--video", "--frames", "abc"), os.EX_USAGE, "afterimage: frames: "),
-        (("jobs", "list", "--limit", "0"), os.EX_USAGE, "afterimage: limit: "),
+        (("generate", "a fox", "--video", "--frames", "abc"), os.EX_USAGE, "frames: Input should be a valid integer"),
+        (("generate", "a fox", "--video", "--frames", "abc"), os.EX_USAGE, "(got 'abc')"),
+        (("jobs", "list", "--limit", "0"), os.EX_USAGE, "limit: Input should be greater than or equal to 1 (got '0')"),
         (("generate",), os.EX_USAGE, "usage: Missing argument"),
         (("generate", "a fox", "--steps"), os.EX_USAGE, "usage: Option '--steps' requires an argument"),
         (("generate", "a fox", "--frame", "3"), os.EX_USAGE, "usage: No such option: --frame"),

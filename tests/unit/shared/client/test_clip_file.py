@@ -229,6 +229,8 @@ def test_an_animated_image_that_would_fill_the_memory_is_refused(tmp_path: Path)
         ({"fps": 0.0}, "fps: must be a number from 0.1 to 120 (got '0.0')"),
         ({"fps": float("nan")}, "fps: must be a number from 0.1 to 120 (got 'nan')"),
         ({"fps": float("inf")}, "fps: must be a number from 0.1 to 120 (got 'inf')"),
+        ({"fps": "8"}, "fps: must be a number from 0.1 to 120 (got '8')"),
+        ({"fps": 8.0, "scale": 2.5}, "scale: must be a whole number from 1 to 16 (got '2.5')"),
         ({"fps": 8.0, "scale": 0}, "scale: must be a whole number from 1 to 16 (got '0')"),
         ({"fps": 8.0, "scale": 10**9}, "scale: must be a whole number from 1 to 16 (got '1000000000')"),
         ({"fps": 8.0, "resample": "cubic"}, "resample: must be one of lanczos, nearest (got 'cubic')"),
