@@ -47,7 +47,8 @@ def _facts_in(path: Path, field: str) -> Mapping[Any, Any]:
             comment = image.info.get("comment") if image.format == "GIF" else None
             known = json.loads(comment or image.getexif().get_ifd(EXIF_IFD).get(USER_COMMENT, b"")[8:])
     except (OSError, Image.DecompressionBombError) as error:
-        raise InvalidRequestError(field, f"cannot be read ({error})", path) from error
+        why = getattr(error, "strerror", None) or error
+        raise InvalidRequestError(field, f"cannot be read ({why})", path) from error
     except (ValueError, TypeError, SyntaxError):  # metadata of other programs, or none that Pillow can read
         return {}
     return known if isinstance(known, dict) else {}

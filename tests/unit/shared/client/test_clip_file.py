@@ -168,6 +168,9 @@ def test_a_part_of_a_clip_does_not_name_the_clip_as_its_job(tmp_path: Path) -> N
     for part in ("poster.png", "strip.png", "strip.jpg", "frames/frame-0001.png"):
         with pytest.raises(InvalidRequestError, match=r"from: shows only a part of a clip; .* --from j1"):
             job_named_in(tmp_path / part)
+    (tmp_path / "previews").mkdir()
+    with pytest.raises(InvalidRequestError, match=r"^from: cannot be read \(No such file or directory\) \(got"):
+        job_named_in(tmp_path / "previews")
 
 
 @pytest.mark.parametrize("ending", ["mp4", "webm", "gif", "webp", "apng"])
