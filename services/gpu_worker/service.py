@@ -24,6 +24,7 @@ from services.gpu_worker.jobs.keyframes import Keyframes
 from services.gpu_worker.jobs.process import WorkerProcess
 from services.gpu_worker.jobs.state_codecs import StateCodecs
 from services.gpu_worker.jobs.tasks import Tasks
+from services.gpu_worker.models.layout_profile import choices_of
 from services.gpu_worker.models.measuring import load_warm
 from services.gpu_worker.models.residency import Resident, placed_cards
 from services.gpu_worker.models.step_profile import scheduler_of
@@ -49,7 +50,9 @@ class GpuWorkerService(GpuWorkerServiceServicer):
     async def start(self, context: Context) -> None:
         settings, self._context, bus = placed(context.settings), context, context.backends.bus
         self.worker = f"{socket.gethostname()}-{os.getpid()}" + (f"-{self._number}" if self._number > 1 else "")
-        cards, load = placed_cards(context.settings, alone=bus.process_local), partial(load_warm, settings=settings)
+        cards = placed_cards(context.settings, alone=bus.process_local)
+        profiles = context.backends.catalog.profiles
+        load = partial(load_warm, settings=settings, choices=await choices_of(settings, profiles, cards.values()))
         self._models = Resident(cards, load, limit_bytes=settings.resident_bytes)
         self._tasks = Tasks(context, self.worker, self._process, lambda: self._place)
         self._assignment = Assignment(
@@ -57,7 +60,6 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             max_rows=settings.max_rows, report_s=settings.report_s, mode=settings.monitor_mode,
         )  # fmt: skip
         self._device = (await self._assignment.load()).device
-        profiles = context.backends.catalog.profiles
         engine = Engine(
             self._models.families,
             max_rows=settings.max_rows,

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # torch is imported when a profile runs, not when --help is r
     from services.cli.profiles.measure import Profiler
     from services.retriever.profile import ProfileRow
     from shared.models.state_codecs import CodecChoice
+    from shared.runtime.settings import Settings
 
 Optional = typer.Option
 
@@ -86,7 +87,7 @@ def profile(
         bool, Optional("--stitched", help="Start clips from the object of one clip and the background of another.")
     ] = False,
     mixes: Annotated[
-        int, Optional(min=0, help="Random mixes of sizes whose steps are measured, for scheduler=slack; 0: none.")
+        int, Optional(min=0, help="Random mixes of sizes to measure, for scheduler=slack and layout=auto; 0: none.")
     ] = 0,
     segmenter: Annotated[str | None, setting("segmenter")] = None,
     judge: Annotated[Path | None, Optional(help="Folder of the judge. Default: the one that ships.")] = None,
@@ -115,7 +116,8 @@ def profile(
     A model of clips gets pairs of moving scenes. The measures of a clip are means over at most four of its frames.
 
     With --mixes 300, steps of random mixes of sizes are measured too, for the setting scheduler = slack. Writes
-    step_seconds.json (PatchedServe §6.1.2).
+    step_seconds.json (PatchedServe §6.1.2). Where the setting layout is auto, each mix runs in both layouts, and
+    layout_costs.json is written too: the worker then takes the faster layout of each batch.
 
     With --stitched, each second prompt starts from two clips' latents, joined by the segmenter's masks (FlexCache
     §4.2). The similarity is the lower one of object and background. Writes pair_k_table_<alpha>.json.
@@ -163,11 +165,11 @@ def profile(
     page = report_html(sections, "" if learned is None else report_section(learned.report))
     (out / "report.html").write_text(page, encoding="utf-8")
     latency = None if stitched else _latency(runs[0][0], out)
-    regression = _mixes(runs[0][0], mixes, settings.layout, out, console) if mixes else None
+    mixed = _mixes(runs[0][0], mixes, settings, out, console) if mixes else {}
     choice = _codecs(runs, pairs, seed, out, console) if codecs and not images_from and not stitched else None
     if store:
         tables = [section.tables for section in sections]
-        where = asyncio.run(store_measured(settings, tables, latency, regression, learned, choice, runs[0][1]))
+        where = asyncio.run(store_measured(settings, tables, latency, mixed, learned, choice, runs[0][1]))
         console.print(Text(f"Stored for {runs[0][1]['model']} in {where}"))
     console.print(Text(f"Tables, rows, plot and report.html: {out}"))
 
@@ -232,10 +234,18 @@ def _latency(profiler: Profiler, out: Path) -> dict[str, Any]:
     return latency
 
 
-def _mixes(profiler: Profiler, count: int, layout: str, out: Path, console: Console) -> dict[str, Any]:
+def _mixes(profiler: Profiler, count: int, settings: Settings, out: Path, console: Console) -> dict[str, Any]:
+    """Measure, write and return what mixes of sizes take, by kind in the catalog."""
+    from services.cli.profiles.layouts import profile_layouts
     from services.cli.profiles.mixes import profile_mixes
+    from services.gpu_worker.families.pipeline import PipelineFamily
+    from shared.models import layout_costs, step_regression
 
-    return profile_mixes(profiler.family, count, profiler.max_rows, layout, out, console)
+    family = profiler.family
+    if not (isinstance(family, PipelineFamily) and family.auto):
+        return {step_regression.KIND: profile_mixes(family, count, profiler.max_rows, settings.layout, out, console)}
+    costs, regression = profile_layouts(family, count, profiler.max_rows, out, console)
+    return {**({layout_costs.KIND: costs} if costs else {}), step_regression.KIND: regression}
 
 
 def _codecs(

@@ -13,6 +13,7 @@ from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import BatchRan, Finished
 from services.gpu_worker.engine.rows import Task
 from services.gpu_worker.families import Family
+from services.gpu_worker.models.layout_profile import device_name
 
 
 def measure_latency(family: Family, batches: Sequence[int], steps: int = 6) -> dict[str, Any]:
@@ -40,11 +41,5 @@ def measure_latency(family: Family, batches: Sequence[int], steps: int = 6) -> d
         "decode_s": median(decode_s),
         "size": str(card.default_size),
         "threads": torch.get_num_threads(),
-        "device": _device_name(family),
+        "device": device_name(family.device),
     }
-
-
-def _device_name(family: Family) -> str:
-    """Return `cpu`, or the GPU's name; seconds of different devices do not compare."""
-    device = family.device
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

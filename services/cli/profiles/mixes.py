@@ -22,6 +22,7 @@ from services.gpu_worker.engine.events import BatchRan
 from services.gpu_worker.engine.passes import passes_of, resolution_of
 from services.gpu_worker.engine.rows import Task
 from services.gpu_worker.families import Family, layout_of
+from shared.domain.types import Size
 from shared.models import ModelCard
 from shared.models.step_regression import (
     FILE,
@@ -49,7 +50,7 @@ Clock = Callable[[], float]
 
 def random_tasks(card: ModelCard, max_rows: int, draw: random.Random) -> list[Task]:
     """Return images of a random mix: 1 to `max_rows` requests over some of the card's sizes."""
-    sizes = list(card.sizes.sizes) or [card.default_size]
+    sizes = profiled_sizes(card)
     present = draw.sample(sizes, draw.randint(1, len(sizes)))
     steps, frames = max(card.default_steps, STEPS), card.frames.default
     plain = Task("", card.name, "mixes", card.default_size, steps, card.default_guidance, seed=0, frames=frames)
@@ -62,6 +63,16 @@ def random_tasks(card: ModelCard, max_rows: int, draw: random.Random) -> list[Ta
         )
         for number in range(draw.randint(1, max(max_rows // frames, 1)))
     ]
+
+
+def profiled_sizes(card: ModelCard) -> list[Size]:
+    """Return the card's sizes; of a range, half, three quarters and the whole of the default size, as far as the range
+    has them (512, 768 and 1024 pixels, as in PatchedServe §8)."""
+    if card.sizes.sizes:
+        return list(card.sizes.sizes)
+    width, height = card.default_size.width, card.default_size.height
+    found = [Size(width * quarters // 4, height * quarters // 4) for quarters in (2, 3, 4)]
+    return [size for size in found if card.sizes.allows(size)] or [card.default_size]
 
 
 def measure_mixes(

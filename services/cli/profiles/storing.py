@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shared.models import state_codecs, step_regression
+from shared.models import state_codecs
 from shared.models.k_table import KTable, profile_kind, profile_of, table_to_json
 from shared.models.latency import KIND
 from shared.models.learned_table import LearnedTable, learned_kind, learned_name, learned_to_json
@@ -18,7 +18,7 @@ async def store_measured(
     settings: Settings,
     tables: Sequence[Mapping[float, KTable]],
     latency: dict[str, Any] | None,
-    regression: dict[str, Any] | None,
+    mixed: Mapping[str, dict[str, Any]],
     learned: LearnedTable | None,
     choice: CodecChoice | None,
     about: Mapping[str, Any],
@@ -26,7 +26,8 @@ async def store_measured(
     """Store tables, learned bound, latency, step times of mixes and codecs in the catalog; return the catalog's place,
     without a password.
 
-    tables: by α, one mapping for each T. Of further T, those for latents count (`auto_steps` of the card).
+    tables: by α, one mapping for each T. Of further T, those for latents count (`auto_steps` of the card). mixed: what
+    mixes of sizes take, by kind.
     """
     from shared.catalog import open_catalog, place_of
 
@@ -44,8 +45,8 @@ async def store_measured(
             await catalog.profiles.put(kind, name, learned.weights_hash, learned_to_json(learned))
         if latency is not None:
             await catalog.profiles.put(KIND, about["model"], about["weights_hash"], latency)
-        if regression is not None:
-            await catalog.profiles.put(step_regression.KIND, about["model"], about["weights_hash"], regression)
+        for kind, value in mixed.items():
+            await catalog.profiles.put(kind, about["model"], about["weights_hash"], value)
         if choice is not None:
             await catalog.profiles.put(
                 state_codecs.KIND, choice.model, choice.weights_hash, state_codecs.choice_to_json(choice)

@@ -7,24 +7,32 @@ from importlib import import_module
 import torch
 
 from services.gpu_worker.engine.family import Family
+from services.gpu_worker.engine.layout_choice import LayoutChoice
 from shared.domain.errors import ModelError
 from shared.models import ModelCard
 from shared.runtime.telemetry import log
 
-__all__ = ["MODULES", "Family", "layout_of", "load_family"]
+__all__ = ["MODULES", "Family", "layout_of", "load_family", "mixed_layout"]
 
 MODULES = {
     name: f"services.gpu_worker.families.{name}"
     for name in ("unet", "sd3", "flux", "sana", "animatediff", "text_to_video", "wan", "ltx", "cogvideox", "noop")
 }
 """Module path of each family."""
-LAYOUTS = {"groups": tuple(MODULES), "patches": ("unet",), "packed": ("sd3", "flux", "sana")}
+MIXED = {"patches": ("unet",), "packed": ("sd3", "flux", "sana")}
+"""Families that run all sizes in one batch, by layout."""
+LAYOUTS = {"groups": tuple(MODULES), **MIXED, "auto": tuple(family for names in MIXED.values() for family in names)}
 """Families that take each value of the setting `layout`."""
 
 
 def layout_of(card: ModelCard, layout: str, batch_invariant: int = 0) -> str:
     """Return the layout that a model runs with under this setting."""
     return "groups" if batch_invariant or card.family not in LAYOUTS[layout] else layout
+
+
+def mixed_layout(card: ModelCard) -> str:
+    """Return the layout that runs all sizes in one batch of this model; empty where there is none."""
+    return next((layout for layout, families in MIXED.items() if card.family in families), "")
 
 
 def load_family(
@@ -36,11 +44,12 @@ def load_family(
     offload: str = "none",
     layout: str = "groups",
     patch_px: int = 0,
+    choice: LayoutChoice | None = None,
 ) -> Family:
     """Load the card's weights (safetensors only) to run on `device`; `offload`: see families/offload.py.
 
-    layout, patch_px: see PipelineFamily; a family that does not take the layout runs one batch per size, and logs that.
-    Raises ModelError when the family is unknown, or when the weights are missing or of another family.
+    layout, patch_px, choice: see PipelineFamily; a family that does not take the layout runs one batch per size, and
+    logs that. Raises ModelError when the family is unknown, or when the weights are missing or of another family.
     """
     if card.family not in MODULES:
         raise ModelError(f"model {card.name!r}: family must be one of {', '.join(MODULES)} (got {card.family!r})")
@@ -58,4 +67,5 @@ def load_family(
         offload=offload,
         layout=layout,
         patch_px=patch_px,
+        choice=choice,
     )

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from services.gpu_worker.engine.layout import Pass, denoise_by_shape, step_rows
+from services.gpu_worker.engine.layout_choice import LayoutChoice
+from services.gpu_worker.engine.patches.auto_layout import AutoLayout
 from services.gpu_worker.engine.patches.patched_model import PatchedModel
 from services.gpu_worker.engine.rows import Pixels, PromptEncoding, Row, Stepped, draw_noise
 from services.gpu_worker.engine.samplers import Sampler, make_sampler
@@ -69,7 +71,8 @@ class PipelineFamily(ABC):
     """The components of a diffusers pipeline without its loop. A subclass adds prompt encoding and the denoiser's call.
 
     Latents are diffusers' own for the model, never packed: (C, h, w), or (C, F, h, w) of a ClipFamily. layout: groups,
-    or the one that the family takes (LAYOUTS); `batch_invariant` keeps groups. patch_px: see UNetFamily.
+    or the one that the family takes (LAYOUTS), or auto, which chooses between these two in each step by `choice`;
+    `batch_invariant` keeps groups. patch_px: see UNetFamily.
     """
 
     denoiser_name: ClassVar[str] = "transformer"
@@ -88,6 +91,7 @@ class PipelineFamily(ABC):
         offload: str = "none",
         layout: str = "groups",
         patch_px: int = 0,
+        choice: LayoutChoice | None = None,
     ) -> None:
         self.card = card
         self.pipeline = pipeline
@@ -104,7 +108,9 @@ class PipelineFamily(ABC):
             pipeline.vae.to(torch.float32)  # SDXL's VAE overflows in half precision
         self._dtype = self.denoiser.dtype
         # before weights are placed: offloading hooks the operators
-        self._mixed = None if layout == "groups" or batch_invariant else self._one_pass(patch_px)
+        mixed = None if layout == "groups" or batch_invariant else self._one_pass(patch_px)
+        self.auto = AutoLayout(mixed, choice or LayoutChoice(), device) if mixed and layout == "auto" else None
+        self._mixed = self.auto or mixed
         for module in self._modules.values():
             module.requires_grad_(False)
         text = [module for name, module in self._modules.items() if name.startswith("text_encoder")]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
 from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import BatchRan
 from services.gpu_worker.engine.family import Family
+from services.gpu_worker.engine.layout_choice import LayoutChoice
 from services.gpu_worker.engine.rows import Task
 from services.gpu_worker.families import load_family
 from shared.models import ModelCard
@@ -19,8 +20,11 @@ STEPS = 4
 """Steps per measurement. The first step is a warm-up and is dropped; the result is the median of the others."""
 
 
-def load_warm(card: ModelCard, settings: Settings) -> Family:
-    """Load the model on its device and warm it up. Call this on a separate thread, because loading takes seconds."""
+def load_warm(card: ModelCard, settings: Settings, choices: Mapping[str, LayoutChoice] | None = None) -> Family:
+    """Load the model on its device and warm it up. Call this on a separate thread, because loading takes seconds.
+
+    choices: choice of the layout by model, for layout=auto.
+    """
     family = load_family(
         card,
         device=chosen_device(settings.device),
@@ -28,6 +32,7 @@ def load_warm(card: ModelCard, settings: Settings) -> Family:
         offload=settings.offload,
         layout=settings.layout,
         patch_px=settings.patch_px,
+        choice=(choices or {}).get(card.name),
     )
     warm_up(family)
     return family

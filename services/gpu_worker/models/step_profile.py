@@ -10,7 +10,7 @@ from typing import Any
 
 from services.gpu_worker.engine.schedulers import ByPriority, BySlack, Scheduler
 from services.gpu_worker.engine.step_seconds import Line, StepSeconds, line_through
-from services.gpu_worker.families import layout_of
+from services.gpu_worker.families import MIXED, layout_of
 from shared.domain.errors import AfterimageError
 from shared.models import ModelCard
 from shared.models.k_table import Profiles
@@ -41,7 +41,7 @@ async def predictor_of(settings: Settings, profiles: Profiles, card: ModelCard) 
     return StepSeconds(
         line_of(card, latency),
         decode_pixel_s=_decode_s(latency) / pixels_of(card),
-        together=layout != "groups",
+        together=layout in MIXED,
         regression=regression if regression is not None and regression.layout == layout else None,
     )
 

@@ -90,10 +90,11 @@ class Models(Section):
         description="Rows N to which every batch is padded, on one thread, so that results are bit-identical in any "
         "batch; 0: off. Each step then computes N rows.",
     )
-    layout: Literal["groups", "patches", "packed"] = Field(
+    layout: Literal["auto", "groups", "patches", "packed"] = Field(
         "groups",
         description="Batches of a denoising step: groups runs one batch per size of image; patches (models with "
-        "a UNet) and packed (sd3, flux, sana) run all sizes in one batch. Clips, other families and batch_invariant "
+        "a UNet) and packed (sd3, flux, sana) run all sizes in one batch; auto takes the faster of these two for each "
+        "step, by `afterimage profile --mixes` and trials of single steps. Clips, other families and batch_invariant "
         "keep groups.",
     )
     patch_px: int = Field(

@@ -34,20 +34,30 @@ class PatchedModel(ABC):
     def _side(self, shapes: Sequence[Shape]) -> int:
         """Return the tokens per side of a patch for images of these shapes."""
 
+    def mixes(self, passes: Sequence[Pass]) -> bool:
+        """Return whether `denoise` runs passes of several shapes in one forward pass."""
+        return bool(self._cut(passes)[1])
+
     def denoise(self, passes: Sequence[Pass], forward: Forward) -> list[Tensor]:
         """Run the passes whose images patches fill in one forward pass, and the others once per shape.
 
         A batch of one shape needs no patches, and runs whole.
         """
-        shapes = [self._shape(one) for one in passes]
-        side = self._side(shapes)
-        cut = [i for i, shape in enumerate(shapes) if fits(shape, side)]
-        if len({shapes[i] for i in cut}) < 2:
+        side, cut = self._cut(passes)
+        if not cut:
             return denoise_by_shape(passes, forward)
         whole = [i for i in range(len(passes)) if i not in cut]
         outputs = dict(zip(cut, self._denoise_cut([passes[i] for i in cut], side, forward), strict=True))
         outputs.update(zip(whole, denoise_by_shape([passes[i] for i in whole], forward), strict=True))
         return [outputs[i] for i in range(len(passes))]
+
+    def _cut(self, passes: Sequence[Pass]) -> tuple[int, list[int]]:
+        """Return the side of the patches, and the indices of the passes that share a forward pass; none if they have
+        one shape."""
+        shapes = [self._shape(one) for one in passes]
+        side = self._side(shapes)
+        cut = [i for i, shape in enumerate(shapes) if fits(shape, side)]
+        return side, cut if len({shapes[i] for i in cut}) > 1 else []
 
     def _denoise_cut(self, passes: Sequence[Pass], side: int, forward: Forward) -> list[Tensor]:
         """Run one forward pass over all patches, each with the timestep and prompt of its own request."""

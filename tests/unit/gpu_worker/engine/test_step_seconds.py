@@ -90,7 +90,7 @@ async def test_a_worker_reads_what_a_profile_measured_with_its_layout(family: UN
     assert json.loads((tmp_path / FILE).read_text()) == value
     card = family.card
     about = {"model": card.name, "weights_hash": card.weights_hash}
-    await store_measured(settings, [], None, value, None, None, about)
+    await store_measured(settings, [], None, {"step_seconds": value}, None, None, about)
     catalog = await open_catalog(settings.catalog_url)
     try:
         same = await predictor_of(settings, catalog.profiles, card)
