@@ -8,6 +8,7 @@ import hashlib
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from protos import common_pb2 as pb
@@ -116,7 +117,9 @@ class Intake:
 
     def _requests(self, message: pb.Request, caller: Caller, count: int) -> tuple[list[Request], ModelCard]:
         """Return the request of each image, and the card of their model. Raises InvalidRequestError."""
-        request, card = validate(message, self._models, self._settings, caller.tenant)
+        now = self._clock.monotonic()
+        fitting = partial(self._roster.pixel_limit, now=now)
+        request, card = validate(message, self._models, self._settings, caller.tenant, fitting)
         return seeds_of(request, count), card
 
     async def _first(self, caller: Caller, body: str, count: int) -> list[Job]:

@@ -41,6 +41,12 @@ class Roster:
     def models(self, now: float) -> frozenset[str] | None:
         return frozenset(report.model for report in self._live(now)) or None
 
+    def pixel_limit(self, model: str, now: float) -> int:
+        """Return the most pixels of this model's requests in one step that the memory of some worker holds; 0 where a
+        live worker that serves the model reported none."""
+        limits = [dict(report.pixels).get(model, 0) for report in self._live(now) if not _lacks(report, model)]
+        return max(limits) if limits and all(limits) else 0
+
     def unable(self, now: float) -> frozenset[str]:
         """Return the models that each worker failed to load or has not in its settings; empty when no worker is
         known. A model of a worker that is gone counts for `RESTART_S`."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from shared.domain.ids import is_id
 from shared.domain.plan_rules import steps_at
 from shared.domain.types import Modality, Request, Size
 from shared.models import ModelCard, of_images
+from shared.models.memory import MOST_PIXELS
 from shared.runtime.rpc_types import cache_from_proto, scope_from_proto, variation_from_proto
 from shared.runtime.settings import Settings
 
@@ -89,8 +90,11 @@ class Models:
         return self.cards[name]
 
 
-def validate(message: pb.Request, models: Models, settings: Settings, tenant: str) -> tuple[Request, ModelCard]:
-    """Return the Request and the card of its model.
+def validate(
+    message: pb.Request, models: Models, settings: Settings, tenant: str, fitting: Callable[[str], int] = lambda _: 0
+) -> tuple[Request, ModelCard]:
+    """Return the Request and the card of its model. fitting: pixels of a request of this model that the workers'
+    memory holds; 0: unknown.
 
     Chooses a random seed when the client gave none (then `seed_given` is False). Raises InvalidRequestError.
     """
@@ -109,7 +113,7 @@ def validate(message: pb.Request, models: Models, settings: Settings, tenant: st
     guidance = message.guidance if message.HasField("guidance") else card.default_guidance
     card.check(size, steps, guidance, most_steps=settings.max_steps)
     frames = _frames(message, card) if video else _one_frame(message)
-    check_work(size, frames, steps, settings)
+    check_work(size, frames, steps, settings, fitting=fitting(card.name))
     if abs(message.priority) > _MAX_PRIORITY:
         raise InvalidRequestError("priority", f"must be from -{_MAX_PRIORITY} to {_MAX_PRIORITY}", message.priority)
     if message.scope == pb.SCOPE_PRIVATE and not message.user:
@@ -237,13 +241,17 @@ def _frames(message: pb.Request, card: ModelCard) -> int:
     return frames
 
 
-def check_work(size: Size, frames: int, steps: int, settings: Settings, named_in: str = "") -> None:
+def check_work(size: Size, frames: int, steps: int, settings: Settings, named_in: str = "", fitting: int = 0) -> None:
     """Raise InvalidRequestError for a request whose frames × pixels, or these × steps, are above the service's
-    limits. named_in: field with the job whose frames begin the clip; `frames` then counts the whole clip."""
+    limits. named_in: field with the job whose frames begin the clip; `frames` then counts the whole clip. fitting:
+    pixels that the workers' memory holds, which count where max_pixels is 0; 0: unknown."""
     pixels, whole = frames * size.width * size.height, " of the whole clip" if named_in else ""
     field = named_in or ("frames" if frames > 1 else "size")
-    if pixels > settings.max_pixels:
-        rule = f"frames × pixels{whole} must be at most {settings.max_pixels} (max_pixels)"
+    most = settings.max_pixels or min(fitting or MOST_PIXELS, MOST_PIXELS)
+    if pixels > most:
+        by_memory = not settings.max_pixels and most < MOST_PIXELS
+        reason = "the memory of the workers; max_pixels sets another limit" if by_memory else "max_pixels"
+        rule = f"frames × pixels{whole} must be at most {most} ({reason})"
         raise InvalidRequestError(field, rule, f"{frames} × {size}")
     if pixels * steps > settings.max_pixel_steps:
         rule = f"frames × pixels × steps{whole} must be at most {settings.max_pixel_steps} (max_pixel_steps)"

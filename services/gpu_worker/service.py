@@ -24,6 +24,7 @@ from services.gpu_worker.jobs.keyframes import Keyframes
 from services.gpu_worker.jobs.process import WorkerProcess
 from services.gpu_worker.jobs.state_codecs import StateCodecs
 from services.gpu_worker.jobs.tasks import Tasks
+from services.gpu_worker.models.free_memory import pixel_limits
 from services.gpu_worker.models.layout_profile import choices_of
 from services.gpu_worker.models.measuring import load_warm
 from services.gpu_worker.models.residency import Resident, placed_cards
@@ -31,6 +32,7 @@ from services.gpu_worker.models.step_profile import scheduler_of
 from services.gpu_worker.models.switching import Assignment
 from shared.domain.messages import JobCancelled, Message, PreviewsRequested
 from shared.models.devices import placed
+from shared.models.memory import MOST_PIXELS
 from shared.runtime.telemetry import METRICS
 from shared.service import Context
 
@@ -60,10 +62,12 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             max_rows=settings.max_rows, report_s=settings.report_s, mode=settings.monitor_mode,
         )  # fmt: skip
         self._device = (await self._assignment.load()).device
+        if not settings.max_pixels:
+            self._assignment.pixels = pixel_limits(settings, self._models, self._device)
         engine = Engine(
             self._models.families,
             max_rows=settings.max_rows,
-            max_pixels=settings.max_pixels,
+            max_pixels=settings.max_pixels or min((*self._assignment.pixels.values(), MOST_PIXELS)),
             tell_every_s=1 / settings.progress_per_s,
             clock=context.clock.monotonic,
             threads=search(settings, self._device),

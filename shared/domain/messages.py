@@ -159,6 +159,8 @@ class WorkerReported(Stored):
     """Clips among the requests that the worker runs now."""
     serves: tuple[str, ...] = ()
     """Models of the worker's settings; empty: unknown, from an older worker."""
+    pixels: tuple[tuple[str, int], ...] = ()
+    """(model, most pixels × frames of its requests in one step): what the worker's memory holds, where it is known."""
 
 
 MISSED_REPORTS = 3

@@ -15,6 +15,13 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 WHOLE = ("ltx",)
 """Families whose VAE decodes all frames of a clip at once. The others decode a clip by parts."""
 
+MOST_PIXELS = 2**27
+"""Largest product of frames and pixels where the setting `max_pixels` is 0, however much memory is free: 128 frames of
+1024×1024."""
+USABLE = 0.6
+"""Share of the free memory that estimated activations may take. They leave out the allocator's rounding, workspaces and
+memory that a process keeps after a step: a step of clips once took 1.6 times its estimate (docs/families.md)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -62,6 +69,17 @@ def estimate(card: ModelCard, rows: int, frames: int = 0) -> Memory:
         batch=int(rows * halves * card.row_values * longer) * size,
         decoding=int(card.decode_values * (longer if card.family in WHOLE else Fraction(1))) * size,
     )
+
+
+def pixel_limit(card: ModelCard, free_bytes: int) -> int:
+    """Return the pixels, times frames, of requests of one model whose activations fit into `free_bytes` beside the
+    weights; 0 where the card has no count of them. Guidance above 1 doubles the activations, as in `estimate`.
+
+    Activations grow with the pixels: attention is counted as fused (`ModelCard.row_values`).
+    """
+    need = estimate(card, rows=1).batch
+    pixels = card.default_size.width * card.default_size.height * card.frames.default
+    return int(USABLE * free_bytes * pixels / need) if need else 0
 
 
 def largest_batch(card: ModelCard) -> Memory:

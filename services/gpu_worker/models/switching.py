@@ -58,6 +58,8 @@ class Assignment:
         self.duty = self._wanted = ModelAssignment(self.served[0], frozenset({self.served[0]}), mode)
         self.step_s: dict[tuple[str, int], deque[float]] = defaultdict(lambda: deque(maxlen=KEPT_STEPS))
         """Seconds of a step by (model, rows)."""
+        self.pixels: dict[str, int] = {}
+        """Pixels of each model's requests in one step that the memory holds, where they are known."""
         self._cannot: set[str] = set()
         self._unkept: set[str] = set()
         """Video models that have no room beside the loaded models."""
@@ -242,6 +244,7 @@ class Assignment:
             leaving=leaving,
             clips=len(self._clips.in_hand),
             serves=(*self.served, *self.videos),
+            pixels=tuple(sorted(self.pixels.items())),
         )
         try:
             await self._bus.publish(report)

@@ -23,10 +23,11 @@ class Jobs(Section):
         "clip; the default allows 64 frames of 1024×1024 in 50 steps.",
     )
     max_pixels: int = Field(
-        2**27,
-        ge=1,
+        0,
+        ge=0,
         description="Largest product of frames and pixels of one frame, of a request and of all requests of one model "
-        "that share a denoising step. It bounds memory beside max_rows; the default allows 128 frames of 1024×1024.",
+        "that share a denoising step. It bounds memory beside max_rows. 0: what the free memory of the workers holds "
+        "by the estimate of `afterimage models check`, and at most 128 frames of 1024×1024 (2^27).",
     )
     max_images: int = Field(
         8, ge=1, le=64, description="Images that one request may ask for (`n`). Each takes a place in the queue."

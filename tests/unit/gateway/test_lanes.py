@@ -25,6 +25,16 @@ LATENT = Plan(
 PAIR = ("large", "small")
 
 
+def test_the_worker_with_the_most_memory_limits_a_request() -> None:
+    roster = Roster(5.0)
+    roster.reported(replace(report("w1", "large"), pixels=(("large", 100), ("clips", 7))), at=0.0)
+    roster.reported(replace(report("w2", "large"), pixels=(("large", 300),), cannot=("clips",)), at=1.0)
+    assert [roster.pixel_limit(name, 2.0) for name in ("large", "clips")] == [0, 0]  # others may not have reported yet
+    assert [roster.pixel_limit(name, 6.0) for name in ("large", "clips", "other")] == [300, 7, 0]
+    roster.reported(report("w3", "large"), at=6.0)  # it knows no limit
+    assert roster.pixel_limit("large", 6.0) == 0
+
+
 def test_workers_are_known_by_their_reports_and_gone_after_three_silences() -> None:
     roster = Roster(report_s=5.0)
     assert roster.models(0.0) is None

@@ -68,6 +68,23 @@ def test_frames_and_pixels_are_bounded_however_few_steps_run(settings: Settings)
         frames(64, 2048)
 
 
+@pytest.mark.parametrize("modality", ["MODALITY_IMAGE", "MODALITY_VIDEO"])
+def test_what_the_workers_memory_does_not_hold_is_refused_with_the_limit(modality: str) -> None:
+    video = ModelCard(name="clips", role="video", frames=FrameRule(default=1, most=64))
+    models = Models({"large": replace(LARGE, sizes=SizeRule())}, large="large", video=video)
+
+    def size(side: int, most: int = 0, fitting: int = 1024 * 1024) -> Size:
+        asked = pb.Request(prompt="a fox", modality=modality, width=side, height=side, steps=1)
+        return validate(asked, models, Settings(max_pixels=most), "acme", lambda _: fitting)[0].size
+
+    assert size(1024) == Size(1024, 1024)
+    with pytest.raises(InvalidRequestError, match=r"size: frames × pixels must be at most 1048576 \(the memory of"):
+        size(2048)
+    assert size(2048, fitting=0) == size(2048, most=2**22) == Size(2048, 2048)  # unknown, or an explicit setting
+    with pytest.raises(InvalidRequestError, match=r"size: frames × pixels must be at most 4096 \(max_pixels\)"):
+        size(1024, most=4096)
+
+
 def test_zero_is_a_value_and_not_an_unset_field(settings: Settings) -> None:
     assert checked(settings, savings=0.0).savings == 0.0
     assert checked(settings, seed=0).seed == 0

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from protos import gpu_worker_pb2 as pb
+from services.gpu_worker import service
 from services.gpu_worker.families import Family
 from services.gpu_worker.families.noop import NoopFamily
 from services.gpu_worker.models.residency import Resident
@@ -65,9 +66,14 @@ def drawn_with(job: Job) -> str:
     return job.result.model
 
 
-async def test_it_reports_what_it_measured_and_follows_an_assignment(tmp_path: Path) -> None:
+async def test_it_reports_what_it_measured_and_follows_an_assignment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "pixel_limits", lambda *_: {"small": 7, "large": 9})  # a model that waits has none
     async with two_models(tmp_path) as (bench, reports):
         first = await runs(reports, "large")
+        assert first.pixels == (("large", 9), ("small", 7))
+        assert bench.service._thread._engine._max_pixels == 7  # all models share the memory
         assert {(model, rows) for model, rows, _ in first.step_s} == {
             (model, rows) for model in ("large", "small") for rows in (1, first.max_rows)
         }
