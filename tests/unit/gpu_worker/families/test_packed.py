@@ -68,6 +68,14 @@ def test_a_mix_of_sizes_is_one_forward_pass_and_equals_groups(
         assert together[one.id].steps_run == alone.steps_run
 
 
+@pytest.mark.parametrize("name", ["sd3", "flux-dev", "sana"])
+def test_fifty_steps_stay_within_the_bound(name: str, packed: Callable[..., Any], tiny_family: LoadTiny) -> None:
+    tasks = [a_task(str(size), size=size, steps=50, guidance=1.0) for size in (Size(64, 32), Size(32, 32))]
+    together = drawn(packed(name), *tasks)
+    for one in tasks:
+        np.testing.assert_allclose(together[one.id].latent, drawn(tiny_family(name), one)[one.id].latent, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_of_one_size_runs_whole_and_bit_identical(
     name: str, packed: Callable[..., Any], tiny_family: LoadTiny

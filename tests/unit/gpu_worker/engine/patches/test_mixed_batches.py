@@ -93,6 +93,13 @@ def test_any_mix_equals_runs_of_their_own(
         np.testing.assert_allclose(together[one.id].latent, solo(load(0), one).latent, atol=1e-4)
 
 
+def test_fifty_steps_stay_within_the_bound(load: LoadFamily, patched: UNetFamily) -> None:
+    crowd = [task(str(size), size=size, steps=50, seed=i) for i, size in enumerate((Size(64, 64), Size(32, 48)))]
+    together = finished(drive(patched, [(0, one) for one in crowd]))
+    for one in crowd:
+        np.testing.assert_allclose(together[one.id].latent, solo(load(0), one).latent, atol=1e-4)
+
+
 def test_images_that_patches_do_not_fill_run_in_a_batch_of_their_size(load: LoadFamily, patched: UNetFamily) -> None:
     crowd = [task(str(size), size=size) for size in (Size(64, 64), Size(96, 64), Size(72, 64))]
     with forwards(patched) as seen:
@@ -169,7 +176,7 @@ def test_a_model_that_keeps_groups_says_so(path: str, batch_invariant: int, tiny
 
 
 def test_the_bundled_model_over_its_four_sizes() -> None:
-    """10 steps here, for time; 50 steps were run by hand and stay within the same bound."""
+    """10 steps here, for time; `bench.layouts` runs 50."""
     card = find_card("bundled:large")
     crowd = [
         task(str(size), size=size, guidance=guidance, seed=i, prompt="a red fox in the snow")
