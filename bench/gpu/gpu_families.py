@@ -180,8 +180,8 @@ def true_subject(name: str, device: torch.device) -> Subject:
     return Subject(card, with_random_prompts(card, pipeline, device, shape.hidden, shape.pooled), text)
 
 
-def tiny_subject(name: str, device: torch.device) -> Subject:
-    """Build a subject from a tiny random checkpoint."""
+def tiny_subject(name: str, device: torch.device, **placed: Any) -> Subject:
+    """Build a subject from a tiny random checkpoint; placed: further keywords of PipelineFamily."""
     from shared.domain.types import Size
     from shared.models import ModelCard
     from shared.models.checkpoint import KINDS
@@ -197,7 +197,7 @@ def tiny_subject(name: str, device: torch.device) -> Subject:
     width = 2 * tiny_parts.WIDTH if name == "sdxl" else tiny_parts.WIDTH
     pooled = 0 if name == "sana" else tiny_parts.WIDTH
     text = [part for part_name, part in made.components.items() if part_name.startswith("text_encoder") and part]
-    return Subject(card, with_random_prompts(card, pipeline, device, (8, width), pooled), text)
+    return Subject(card, with_random_prompts(card, pipeline, device, (8, width), pooled, **placed), text)
 
 
 def bare_pipeline(name: str, denoiser: Any, vae: Any, scheduler: dict[str, Any]) -> Any:
@@ -218,9 +218,12 @@ def bare_pipeline(name: str, denoiser: Any, vae: Any, scheduler: dict[str, Any])
 
 
 def with_random_prompts(
-    card: ModelCard, pipeline: Any, device: torch.device, hidden: tuple[int, int], pooled: int
+    card: ModelCard, pipeline: Any, device: torch.device, hidden: tuple[int, int], pooled: int, **placed: Any
 ) -> Family:
-    """Build the card's family over the pipeline; each encoded prompt is a random vector of the right shape."""
+    """Build the card's family over the pipeline; each encoded prompt is a random vector of the right shape.
+
+    placed: further keywords of PipelineFamily.
+    """
     from importlib import import_module
 
     import torch
@@ -239,7 +242,7 @@ def with_random_prompts(
         return PromptEncoding(torch.randn(hidden, **made), pool, mask)
 
     return type(f"Random{kind.__name__}", (kind,), {"_encode_prompt": random, "_xl": bool(pooled)})(
-        card, pipeline, device=device
+        card, pipeline, device=device, **placed
     )
 
 
