@@ -29,6 +29,7 @@ from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
 
 T = TypeVar("T")
+UNSURE = "Whole prompts alone were compared: the text extractor is not sure of the prompt's object and background."
 SERVICES = ("text_extractor", "embedder", "match_predictor", "retriever")
 
 
@@ -44,6 +45,8 @@ class Planned:
     encoder_weights: str = ""
     parts: Parts | None = None
     """Object and background that the prompt names; None: not extracted."""
+    unsure: bool = False
+    """The text extractor is not sure of the parts, so that the search goes by the whole prompt."""
     object_vector: bytes = b""
     background_vector: bytes = b""
     unknown_share: float = 0.0
@@ -109,6 +112,8 @@ class Lookup:
             plan = noise_plan(planned.request, card.name, card.weights_hash, kept, reason, degraded=planned.degraded)
         elif planned.degraded:
             plan = replace(plan, degraded=tuple(dict.fromkeys((*planned.degraded, *plan.degraded))))
+        if plan.looked_up and planned.unsure and plan.source is not PlanSource.EXACT:
+            plan = replace(plan, reason=f"{plan.reason} {UNSURE}")
         planned.plan = plan if plan.source is PlanSource.EXACT else replace(plan, parts=planned.parts)
         planned.timings = replace(planned.timings, plan_s=self._clock.monotonic() - start)
 
@@ -126,6 +131,7 @@ class Lookup:
         planned.timings = replace(planned.timings, extract_s=self._clock.monotonic() - start)
         if found is not None and found.sure:
             planned.parts = Parts(found.object, found.background)
+        planned.unsure = found is not None and not found.sure
 
     async def _extract_parts(self, stub: TextExtractorServiceStub, prompt: str) -> text_extractor_pb2.Parts:
         message = text_extractor_pb2.ExtractRequest(prompts=[prompt])

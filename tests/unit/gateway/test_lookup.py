@@ -1,9 +1,12 @@
-"""A gateway of a setup without a text extractor, whose other services are away too."""
+"""The gateway's plans with a text extractor that is not sure, and without one, where other services are away too."""
+
+from typing import Any
 
 import pytest
 
-from services.gateway.lookup import Lookup
-from shared.domain.types import Modality, Request, Size
+from protos import text_extractor_pb2
+from services.gateway.lookup import UNSURE, Lookup
+from shared.domain.types import CacheMode, Modality, Plan, PlanSource, Request, Size
 from shared.models.card import ModelCard
 from shared.runtime.settings import Settings
 from shared.service import Context
@@ -35,6 +38,40 @@ async def test_a_gateway_starts_without_an_extractor(
         assert planned.parts is None
         assert [one for one in planned.plan.degraded if one.startswith("text_extractor")] == said
         assert any(one.startswith("retriever") for one in planned.plan.degraded)
+    finally:
+        await context.close()
+        await backends.close()
+
+
+@pytest.mark.parametrize(
+    ("sure", "plan", "reason"),
+    [
+        (True, Plan(PlanSource.NOISE, "clips", looked_up=True, reason="So."), "So."),
+        (False, Plan(PlanSource.NOISE, "clips", looked_up=True, reason="So."), f"So. {UNSURE}"),
+        (False, Plan(PlanSource.NOISE, "clips", reason="No search."), "No search."),
+        (False, Plan(PlanSource.EXACT, "clips", looked_up=True, reason="A repeat."), "A repeat."),
+    ],
+)
+async def test_a_plan_says_that_the_extractor_is_not_sure(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, sure: bool, plan: Plan, reason: str
+) -> None:
+    async def extracted(*_: Any) -> text_extractor_pb2.Parts:
+        return text_extractor_pb2.Parts(object="a fox" if sure else "", background="snow" if sure else "", sure=sure)
+
+    async def planned(*_: Any) -> Plan:
+        return plan
+
+    monkeypatch.setattr(Lookup, "_extract_parts", extracted)
+    monkeypatch.setattr(Lookup, "_plan", planned)
+    changed = settings.model_copy(update={**CLOSED, "text_extractor_address": "127.0.0.1:9"})
+    backends = await open_backends(changed, frozenset())
+    context = Context(changed, backends)
+    try:
+        request = Request("a fox in snow", Size(64, 64), 10, 1.0, 1, modality=Modality.VIDEO, cache=CacheMode.AUTO)
+        (one,) = await Lookup(context, ()).plan([request], CLIPS)
+        assert one.plan is not None
+        assert one.plan.reason == reason
+        assert (one.parts is not None) == sure
     finally:
         await context.close()
         await backends.close()
