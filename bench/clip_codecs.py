@@ -2,22 +2,27 @@
 
     python -m bench.clip_codecs --count 500 --long 500      (FreeNoise clips of 16 and of 64 frames)
     python -m bench.clip_codecs --count 4 --long 1 --steps 10
-    python -m bench.clip_codecs --count 0 --long 0 --quality 192 --frames 16
+    python -m bench.clip_codecs --count 0 --long 0 --steps 10 --quality 192 --ks 25 --codecs noise fp16 paper here int4
     python -m bench.clip_codecs --arithmetic                 (why independent noise caps near 4 times)
 
 The states after K = 5, 10, 15, 20 and 25 of T = 50 are FlexCache's. A T = 10 has the same noise levels after 1 to 5
 steps, at a fifth of the cost. The states are kept under `out/`, and a later run captures only those of missing clips.
+`--records` has one line for each measured clip, and for each pair, K and codec: a later run measures the missing ones,
+also without the states.
 
 Key frames are measured with several bounds: `paper` merges frames from a cosine of .99 on and stores no other frames
 (§5), `paper .9` and `paper .95` are the other two of Fig. 14a, and `here` also stores frames that would miss .995.
 
-*Quality*: the second prompt of each pair of `afterimage profile --codecs` starts at each K from the first prompt's
-state, once per codec; pair, seed and K are the same. Its records resume.
+*Quality*: the second prompt of each pair of `afterimage profile --codecs` starts at each of `--ks` from the first
+prompt's state, once per codec; pair, seed and K are the same. Key frames are coded from all five states of the run.
+Without `noise` among the codecs nothing is compared with clips from noise. A pair takes 10 steps for its first clip, 10
+from noise, and 10 − K for each K and codec (T = 10).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -40,6 +45,7 @@ from services.cli.profiles.codecs import (
     mean_bytes,
     measured_codecs,
     quality_of,
+    read_records,
 )
 from services.cli.profiles.judging import SPRITES, judge_of
 from services.cli.profiles.pairs import grammar_of, scene_pairs
@@ -50,6 +56,7 @@ from services.gpu_worker.jobs.codecs import decode_run, decode_state, encode_run
 from services.gpu_worker.jobs.keyframes import Frames, Keyframes, similarities, similarity
 from shared.domain.plan_rules import scale_steps
 from shared.models import ModelCard, find_card
+from shared.models.state_codecs import PLAIN
 from shared.runtime.progress import Remaining
 
 VARIANTS = {
@@ -59,6 +66,10 @@ VARIANTS = {
     "paper .9": Keyframes(0.9, 0.0),
 }
 OTHERS = ("int8", "int4", "residual", "residual-2x2x2", "residual-4x4", "residual-4x2x2")
+QUALITY = (NOISE, PLAIN, *VARIANTS, *OTHERS)
+"""Codecs whose quality can be measured; `noise` is no codec, but the same clips from noise."""
+DIGITS = 5
+"""Significant digits of the numbers that are kept of a clip."""
 Row = dict[str, Any]
 
 
@@ -84,6 +95,7 @@ def clip_row(states: States, seed: int, windows: tuple[int, int]) -> Row:
             "frame_ratio": len(states) * row["frames"] / stored,
             "base": next(iter(parts)),
             "redundant": {k: float((codec.repeats(frames[k]) != own).mean()) for k in states},
+            "repeated": {k: float(similarity(frames[k][codec.repeats(frames[k])], frames[k]).mean()) for k in states},
             "extra": {k: len(part.stored) - 1 for k, part in parts.items()},
         }
     for name in OTHERS:
@@ -145,17 +157,18 @@ def arithmetic(frames: Sequence[int] = (8, 16, 32, 64, 128, 256), window: int = 
 
 
 def quality_rows(asked: argparse.Namespace, card: ModelCard, path: Path) -> Iterator[Row]:
-    """Yield bytes, quality against fp16 and broken bounds by K and codec."""
+    """Yield bytes, quality against fp16 and broken bounds by K and codec, of all pairs together."""
     judge, why_not = judge_of(asked.frames, None, asked.sprites)
     if why_not:
         print(f"{why_not}: no attribute is judged")
     profiler = CodecProfiler(
         load_family(card, device="cpu"), Encoder(encoder_folder(asked.encoder)), judge, asked.steps,
-        max_rows=max(8, asked.frames), frames=asked.frames,
+        max_rows=max(8, asked.frames), frames=asked.frames, of_runs=VARIANTS, together=scale_steps(OF_50, asked.steps),
     )  # fmt: skip
     pairs = list(scene_pairs(asked.quality, asked.seed, grammar_of(asked.frames)))
-    ks, codecs = scale_steps(asked.ks, asked.steps), ("fp16", "keyframes", *OTHERS)
-    wanted = [(0, NOISE), *((k, codec) for k in ks for codec in codecs)]
+    ks = scale_steps(asked.ks, asked.steps)
+    codecs = [PLAIN, *(one for one in asked.codecs if one not in (NOISE, PLAIN))]
+    wanted = [*([(0, NOISE)] if NOISE in asked.codecs else []), *((k, codec) for k in ks for codec in codecs)]
     records = measured_codecs(profiler, pairs, wanted, path, Remaining("pairs", len(pairs)).advance)
     for k in ks:
         for codec in codecs:
@@ -169,16 +182,36 @@ def quality_rows(asked: argparse.Namespace, card: ModelCard, path: Path) -> Iter
             }  # fmt: skip
 
 
-def measured(asked: argparse.Namespace, card: ModelCard, folder: Path) -> list[Row]:
-    """Return the rows of all clips; generate the states of missing ones."""
+def measured(asked: argparse.Namespace, card: ModelCard, folder: Path, records: Path) -> list[Row]:
+    """Return the rows of all clips; generate the states of clips that have neither states nor a row."""
+    path = records / "clips.jsonl"
+    known = {(row["frames"], row["seed"]): row for row in map(with_ks, read_records(path))}
     found = list[Row]()
     for frames, count in ((card.frames.default, asked.count), (card.frames.most, asked.long)):
-        paths = states_of(card, count, frames, asked.steps, folder)
-        remaining = Remaining(f"codecs, {frames} frames", count)
-        for number, path in enumerate(paths):
-            found.append(clip_row(read_states(path), number, card.frames.windows(frames)))
-            remaining.advance()
+        missing = [number for number in range(count) if (frames, number) not in known]
+        for number, states in states_of(card, missing, frames, asked.steps, folder):
+            row = rounded(clip_row(read_states(states), number, card.frames.windows(frames)))
+            known[frames, number] = row
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row, separators=(",", ":")) + "\n")
+        found += [known[frames, number] for number in range(count)]
     return found
+
+
+def rounded(value: Any) -> Any:
+    """Return the value with every float cut to DIGITS significant digits."""
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [rounded(one) for one in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def with_ks(value: Any) -> Any:
+    """Return a value read from JSON with numbers as keys where they are K."""
+    if isinstance(value, dict):
+        return {int(key) if key.isdecimal() else key: with_ks(one) for key, one in value.items()}
+    return value
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -190,11 +223,13 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--quality", type=int, default=0, help="pairs of the comparison of quality")
     parser.add_argument("--frames", type=int, default=16, help="frames of the clips of that comparison")
     parser.add_argument("--ks", type=int, nargs="+", default=OF_50, help="K of 50 of that comparison")
+    parser.add_argument("--codecs", nargs="+", default=QUALITY, choices=QUALITY, help="codecs of that comparison")
     parser.add_argument("--seed", type=int, default=7, help="seed of its pairs")
     parser.add_argument("--encoder", default="bundled:clip")
     parser.add_argument("--sprites", type=Path, default=SPRITES)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--work", type=Path, default=Path("out/bench"), help="folder of states and records")
+    parser.add_argument("--work", type=Path, default=Path("out/bench"), help="folder of states")
+    parser.add_argument("--records", type=Path, help="folder of the records (default: that of the states)")
     parser.add_argument("--arithmetic", action="store_true", help="print the highest possible ratios alone")
     asked = parser.parse_args(given)
     figures: dict[str, Any] = {"arithmetic": arithmetic(), "lengths": [], "quality": []}
@@ -204,13 +239,14 @@ def main(given: Sequence[str] | None = None) -> None:
     torch.set_num_threads(asked.threads)
     on, card = machine(), find_card(asked.model)
     folder = asked.work / f"clip_codecs-{card.weights_hash[:8]}-T{asked.steps}"
-    rows = measured(asked, card, folder) if asked.count or asked.long else []
+    records = asked.records / folder.name if asked.records else folder
+    records.mkdir(parents=True, exist_ok=True)
+    rows = measured(asked, card, folder, records) if asked.count or asked.long else []
     figures["lengths"] = [
         figures_of([row for row in rows if row["frames"] == frames]) for frames in sorted({r["frames"] for r in rows})
     ]
     if asked.quality:
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"quality-{asked.frames}-{asked.seed}.jsonl"
+        path = records / f"quality-{asked.frames}-{asked.seed}.jsonl"
         figures["quality"] = list(quality_rows(asked, card, path))
     print(report(figures))
     name = f"clip_codecs_t{asked.steps}" + (f"_quality_{asked.frames}" if asked.quality else "")

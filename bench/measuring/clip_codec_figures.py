@@ -43,6 +43,7 @@ def _codec(rows: Sequence[Row], ks: Sequence[int]) -> dict[str, Any]:
         ratios = [row["frame_ratio"] for row in rows]
         found["frame_ratio"] = {"mean": fmean(ratios), "worst": min(ratios), "best": max(ratios)}
         found["redundant"] = {k: fmean(row["redundant"][k] for row in rows) for k in ks}
+        found["repeated"] = {k: fmean(row["repeated"][k] for row in rows) for k in ks}
         found["extra"] = {k: fmean(row["extra"][k] for row in rows) for k in ks}
         found["extras"] = {k: sorted(row["extra"][k] for row in rows) for k in ks}
         found["base"] = {k: sum(row["base"] == k for row in rows) for k in ks}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,21 +29,22 @@ def prompt_of(number: int) -> str:
     return clip_caption(random_moving_scene(random.Random(number)))
 
 
-def states_of(card: ModelCard, count: int, frames: int, steps: int, folder: Path) -> list[Path]:
-    """Return the files of the first `count` clips of this length; generate those that `folder` lacks.
+def states_of(
+    card: ModelCard, numbers: Sequence[int], frames: int, steps: int, folder: Path
+) -> Iterator[tuple[int, Path]]:
+    """Yield each number with the file of that clip's states; generate those that `folder` lacks, one after the other.
 
     The number of a clip is its seed. A run of `steps` ends after the last K.
     """
-    paths = [folder / f"{frames}" / f"{number}.npz" for number in range(count)]
-    missing = [number for number, path in enumerate(paths) if not path.exists()]
-    if not missing:
-        return paths
-    family = load_family(card, device="cpu")
-    remaining = Remaining(f"clips of {frames} frames", count, done=count - len(missing))
-    for number in missing:
-        write_states(paths[number], captured(family, number, frames, steps))
+    family: Family | None = None
+    remaining = Remaining(f"clips of {frames} frames", len(numbers))
+    for number in numbers:
+        path = folder / f"{frames}" / f"{number}.npz"
+        if not path.exists():
+            family = family or load_family(card, device="cpu")
+            write_states(path, captured(family, number, frames, steps))
+        yield number, path
         remaining.advance()
-    return paths
 
 
 def captured(family: Family, number: int, frames: int, steps: int) -> States:

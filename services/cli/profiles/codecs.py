@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,6 +20,7 @@ from services.gpu_worker.engine.rows import FromNoise, FromState, Latent, Pixels
 from services.gpu_worker.families import Family
 from services.gpu_worker.jobs import keyframes
 from services.gpu_worker.jobs.codecs import decode_run, decode_state, encode_run, encode_state
+from services.gpu_worker.jobs.keyframes import Keyframes
 from services.retriever.planning import fresh_seed
 from shared.domain.types import vector_from
 from shared.models.confidence import ratio_bounds
@@ -29,7 +30,7 @@ from shared.models.state_codecs import OF_CLIPS, PLAIN, SMALLEST_FIRST, CodecLev
 NOISE = "noise"
 """Codec of the records of images from noise, whose K is 0."""
 AT_A_TIME = 8
-"""Pairs that share batches; a killed run loses at most this many."""
+"""Pairs of images that share batches; a killed run loses at most this many. A clip fills a batch alone."""
 
 SCREENED = 24
 """Pairs after which a codec is left out if its means break a bound."""
@@ -54,6 +55,15 @@ class CodecProfiler:
     max_rows: int = 8
     frames: int = 1
     """Frames of each clip; 1: images."""
+    of_runs: Mapping[str, Keyframes] = field(default_factory=lambda: {keyframes.NAME: Keyframes()})
+    """Codecs that see all states of a run, by name."""
+    together: Sequence[int] = ()
+    """K of a run's states that those codecs see besides the measured ones."""
+
+    @property
+    def at_a_time(self) -> int:
+        """Return the number of pairs whose records are written together."""
+        return AT_A_TIME if self.frames == 1 else 1
 
     @property
     def codecs(self) -> Sequence[str]:
@@ -88,8 +98,8 @@ class CodecProfiler:
         by_before = {_before(pair): pair for pair in pairs}
         images: dict[str, Pixels] = {}
         for pair in pairs:
-            ks = sorted({k for k, _ in wanted[pair.number] if k})
-            engine.submit(self._task(_before(pair), pair.before_text, pair.before_seed, capture_steps=tuple(ks)))
+            ks = self._captured(wanted[pair.number])
+            engine.submit(self._task(_before(pair), pair.before_text, pair.before_seed, capture_steps=ks))
             if (0, NOISE) in wanted[pair.number]:
                 engine.submit(self._task(_name(pair, 0, NOISE), pair.after_text, pair.after_seed))
         while not engine.idle:
@@ -98,7 +108,7 @@ class CodecProfiler:
                     case LatentCaptured(id=name, step=step):
                         pair = by_before[name]
                         captured.setdefault(name, {})[step] = event
-                        if step < max(k for k, _ in wanted[pair.number]):  # some codecs see all states of a run
+                        if step < self._captured(wanted[pair.number])[-1]:  # some codecs see all states of a run
                             continue
                         for k, codec, size, latent in self._coded(captured.pop(name), wanted[pair.number]):
                             own = _name(pair, k, codec)
@@ -111,17 +121,24 @@ class CodecProfiler:
                         raise error
         return images
 
+    def _captured(self, wanted: Sequence[Kept]) -> tuple[int, ...]:
+        """Return the K of the states that the wanted images need, ascending."""
+        ks = {k for k, _ in wanted if k}
+        return tuple(sorted({*ks, *self.together} if ks else ()))
+
     def _coded(
         self, states: Mapping[int, LatentCaptured], wanted: Sequence[Kept]
     ) -> Iterator[tuple[int, str, int, Latent]]:
         """Yield K, codec, bytes and decoded latent of each wanted state of a run."""
         windows = self.family.card.frames.windows(self.frames)
-        together = {k: states[k].latent for k, codec in wanted if codec == keyframes.NAME}
-        blobs = encode_run(together, keyframes.Keyframes()) if together else {}
-        latents = decode_run(blobs)
+        runs = dict[str, dict[int, tuple[bytes, str]]]()
+        for name in {codec for _, codec in wanted} & self.of_runs.keys():
+            ks = {k for k, codec in wanted if codec == name} | {*self.together}
+            runs[name] = encode_run({k: states[k].latent for k in sorted(ks)}, self.of_runs[name])
+        decoded = {name: decode_run(blobs) for name, blobs in runs.items()}
         for k, codec in wanted:
-            if codec == keyframes.NAME:
-                yield k, codec, len(blobs[k][0]), latents[k]
+            if codec in runs:
+                yield k, codec, len(runs[codec][k][0]), decoded[codec][k]
             elif k:
                 data = encode_state(states[k].latent, codec, states[k].noises, windows)
                 yield k, codec, len(data), decode_state(data, codec)
@@ -180,14 +197,14 @@ def measured_codecs(
     Each chunk of pairs is on disk before the next one starts.
     """
     kept = list(wanted)
-    done = _read(path)
+    done = read_records(path)
     have = {(record["pair"], record["steps"], record["k"], record["codec"]) for record in done}
     missing = {pair.number: [one for one in kept if (pair.number, profiler.steps, *one) not in have] for pair in pairs}
     left = [pair for pair in pairs if missing[pair.number]]
     advance(len(pairs) - len(left))
     with path.open("a", encoding="utf-8") as file:
-        for first in range(0, len(left), AT_A_TIME):
-            chunk = left[first : first + AT_A_TIME]
+        for first in range(0, len(left), profiler.at_a_time):
+            chunk = left[first : first + profiler.at_a_time]
             records = list(profiler.measure(chunk, missing))
             file.write("".join(json.dumps(record) + "\n" for record in records))
             file.flush()
@@ -197,7 +214,7 @@ def measured_codecs(
     return [record for record in done if record["steps"] == profiler.steps and record["pair"] in numbers]
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
+def read_records(path: Path) -> list[dict[str, Any]]:
     """Return the records of earlier runs; drop a line that a killed run left incomplete."""
     if not path.exists():
         return []
@@ -283,7 +300,7 @@ def broken_bounds(records: Sequence[Record], k: int, codec: str, *, clearly: boo
     by_fp16 = replace(by_fp16, attributes=attributes_of(records, k, codec, (k, PLAIN)))
     plain = quality_of(records, k, PLAIN, (0, NOISE))
     broken = []
-    for name in (field.name for field in fields(Quality)):
+    for name in (one.name for one in fields(Quality)):
         bound, unmeasured = BOUNDS[name], getattr(by_fp16, name) is None
         for words, measured, counts in (
             ("noise", getattr(by_noise, name), bound.holds(getattr(plain, name))),

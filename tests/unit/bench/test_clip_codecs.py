@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from bench.clip_codecs import OTHERS, VARIANTS, arithmetic, clip_row
+from bench import clip_codecs
+from bench.clip_codecs import OTHERS, VARIANTS, arithmetic, clip_row, measured
 from bench.measuring.clip_codec_figures import figures_of, report
 from bench.measuring.clip_codec_plots import plot
 from bench.measuring.clip_states import States, read_states, write_states
 from services.gpu_worker.engine.rows import first_noise
+from shared.models import find_card
 
 KS = (5, 10, 15, 20, 25)
 
@@ -54,3 +59,37 @@ def test_states_are_kept_in_fp16(tmp_path: Path) -> None:
     write_states(tmp_path / "16" / "1.npz", states)
     for k, latent in read_states(tmp_path / "16" / "1.npz").items():
         np.testing.assert_array_equal(latent, states[k].astype(np.float16).astype(np.float32))
+
+
+def test_a_later_run_measures_the_missing_clips_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[Sequence[int]]()
+
+    def states(_: Any, numbers: Sequence[int], frames: int, steps: int, folder: Path) -> Iterator[tuple[int, Path]]:
+        asked.append(numbers)
+        for number in numbers:
+            write_states(folder / f"{number}.npz", states_of(number))
+            yield number, folder / f"{number}.npz"
+
+    monkeypatch.setattr(clip_codecs, "states_of", states)
+    card = find_card("bundled:motion")
+    monkeypatch.setattr(clip_codecs, "clip_row", lambda found, seed, _: clip_row(found, seed, (4, 2)) | {"frames": 16})
+    first = measured(Namespace(count=1, long=0, steps=50), card, tmp_path, tmp_path)
+    with (tmp_path / "clips.jsonl").open("a") as file:
+        file.write('{"seed": 1, "fra')  # a killed run left a part of a line
+    both = measured(Namespace(count=2, long=0, steps=50), card, tmp_path, tmp_path)
+    assert [one for one in asked if one] == [[0], [1]]
+    assert both[0] == first[0]
+    assert figures_of(both)["ks"] == list(KS)
+
+
+def test_quality_is_plotted_by_codec_and_k(tmp_path: Path) -> None:
+    one = {"value": 0.97, "bound": 0.95, "count": 9}
+    rows = [
+        {"k": k, "codec": codec, "pairs": 9, "of_fp16": dict.fromkeys(("fidelity", "sharpness", "contrast"), one),
+         "attributes_of_fp16": None if codec == "int4" else {**one, "bound": None}}
+        for k in (1, 5) for codec in ("fp16", "int4")
+    ]  # fmt: skip
+    plot({"arithmetic": [], "lengths": [], "quality": rows}, tmp_path / "quality.png")
+    assert (tmp_path / "quality.png").stat().st_size > 0
+    plot({"arithmetic": [], "lengths": [], "quality": []}, tmp_path / "nothing.png")
+    assert not (tmp_path / "nothing.png").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +13,10 @@ import pytest
 from services.cli.profiles import codecs
 from services.cli.profiles.codecs import NOISE, CodecProfiler, broken_bounds, choose_codecs
 from services.cli.profiles.pairs import grammar_of, scene_pairs
+from services.gpu_worker.engine.events import LatentCaptured
 from services.gpu_worker.families import load_family
+from services.gpu_worker.jobs.codecs import decode_run, encode_run
+from services.gpu_worker.jobs.keyframes import Keyframes
 from shared.models import find_card
 from tests import tiny_clips
 
@@ -117,3 +121,21 @@ def test_clips_start_from_states_that_were_stored_together(tmp_path: Path) -> No
         assert np.abs(near).mean() < 16
     of_images = CodecProfiler(family, None, None, 5)  # type: ignore[arg-type]
     assert set(profiler.codecs) - set(of_images.codecs) == {"keyframes", "residual-2x2x2", "residual-4x2x2"}
+
+
+def test_key_frames_are_coded_with_all_states_of_the_run() -> None:
+    rng = np.random.default_rng(0)
+    latents = {k: rng.standard_normal((4, 6, 4, 4)).astype(np.float32) for k in (1, 2, 3)}
+    states = {k: LatentCaptured("0/before", k, latent) for k, latent in latents.items()}
+    paper, family = Keyframes(0.99, 0.0), SimpleNamespace(card=find_card("bundled:motion"))
+    profiler = CodecProfiler(
+        family, None, None, 5, frames=6, of_runs={"paper": paper}, together=(1, 2)  # type: ignore[arg-type]
+    )  # fmt: skip
+    wanted = [(0, NOISE), (3, "fp16"), (3, "paper")]
+    assert profiler._captured(wanted) == (1, 2, 3)
+    assert profiler._captured(wanted[:1]) == ()
+    found = {codec: (k, size, latent) for k, codec, size, latent in profiler._coded(states, wanted)}
+    assert found.keys() == {"fp16", "paper"}
+    together = encode_run(latents, paper)
+    assert found["paper"][:2] == (3, len(together[3][0]))
+    np.testing.assert_array_equal(found["paper"][2], decode_run(together)[3])
