@@ -1,6 +1,6 @@
 """Quality and steps of clips by system, on the session trace of clips (FlexCache §6.2.5, Table 2).
 
-    python -m bench.clip_systems --steps 10      (two hours of two cores; continues after an interruption)
+    python -m bench.clip_systems --steps 10      (three hours of two cores; continues after an interruption)
     python -m bench.clip_systems --tiny          (does the command work?)
 
 The all-in-one service serves the first `--count` requests of the trace with each system, whose cache is empty at first.
@@ -8,7 +8,8 @@ Two requests are in flight; the next two wait until the cache has their clips, w
 
 - *No cache*: every clip from noise. *Few steps* does so with the mean number of steps that FlexCache ran.
 - *NIRVANA* and *FlexCache*: the papers' rules, and their thresholds instead of the model's K tables. FlexCache also has
-  pairs, key frames and LRBU.
+  pairs, key frames and LRBU. *Measured*: the same with the model's K tables of α = .9 instead, which were measured at
+  T = 10 (as in `bench.replays.clip_equal`).
 - *Ours*: the defaults, which choose T and starts by the K tables that were measured.
 
 The reference of the Fréchet distance is the same prompts from noise at other seeds, so *no cache* shows the effect of
@@ -61,6 +62,13 @@ OTHER_SEEDS = 1_000_000
 """Added to the seeds of the reference."""
 OFF = {"cache": "off"}
 PAPER = {"reuse_rules": "paper", "predictor": "always", "k_table_alpha": FIG_10.alpha}
+NIRVANA = PAPER | {
+    "reuse_bound": "nirvana", "decouple": "off", "segmenter": "", "insert_on_hit": False, "eviction_policy": "lcbfu",
+    "state_codec": "fp16",
+}  # fmt: skip
+FLEXCACHE = PAPER | {
+    "reuse_bound": "flexcache", "eviction_policy": "lrbu", "state_codec": "keyframes", "keyframe_least": 0.0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,21 +82,17 @@ class System:
     """Fields of each request."""
     like: str = ""
     """T is the mean number of steps that this system ran."""
+    fig_10: bool = False
+    """NIRVANA's Fig. 10 replaces the model's K tables."""
 
 
 SYSTEMS = (
     System("reference", "other seeds", fields=OFF),
     System("none", "no cache", fields=OFF),
-    System(
-        "nirvana", "NIRVANA",
-        PAPER | {"reuse_bound": "nirvana", "decouple": "off", "segmenter": "", "insert_on_hit": False,
-                 "eviction_policy": "lcbfu", "state_codec": "fp16"},
-    ),
-    System(
-        "flexcache", "FlexCache",
-        PAPER | {"reuse_bound": "flexcache", "eviction_policy": "lrbu", "state_codec": "keyframes",
-                 "keyframe_least": 0.0},
-    ),
+    System("nirvana", "NIRVANA", NIRVANA, fig_10=True),
+    System("flexcache", "FlexCache", FLEXCACHE, fig_10=True),
+    System("nirvana-measured", "NIRVANA, measured", NIRVANA),
+    System("flexcache-measured", "FlexCache, measured", FLEXCACHE | {"reuse_bound": "auto"}),
     System("ours", "ours", fields={"steps": "auto"}),
     System("few", "few steps, as FlexCache", fields=OFF, like="flexcache"),
 )  # fmt: skip
@@ -284,8 +288,7 @@ def main(given: Sequence[str] | None = None) -> None:
         steps = asked.steps
         if system.like:
             steps = max(round(fmean(one["steps_run"] for one in works[system.like].answers().values())), 1)
-        paper = PAPER.items() <= system.settings.items()
-        model = with_fig_10(card, folder / "model") if paper else asked.model
+        model = with_fig_10(card, folder / "model") if system.fig_10 else asked.model
         asyncio.run(serve(system, works[system.name], rows, steps, model))
     if asked.systems:
         return
