@@ -32,6 +32,7 @@ COMMANDS: dict[str, list[str]] = {
     "layouts_random_sd3": ["bench.layouts", "--model", "random-sd3"],
     "deadlines": ["bench.virtual_time.deadlines"],
     "clip_replays": ["bench.replays.clip_replays"],
+    "clip_equal": ["bench.replays.clip_equal"],
     "two_processes": ["bench.two_processes"],
 }
 """Name → arguments of `python -m`, in order of dependence. `k_quality` reads the profile before it. The benchmarks

@@ -8,17 +8,16 @@ bytes that FlexCache's states of the fill take; smaller budgets are a fifth, a 2
 policy has equal bytes, which include masks. Workers run in virtual time and are never idle; a step takes as long as
 that of a clip of 16 frames on two cores.
 
-*The paper's settings* take K from NIRVANA's Fig. 10 for whole prompts and pairs, whatever the encoder, at T = 50.
-*Ours* also runs with the model's own K tables, `k_table_*.json` and `pair_k_table_*.json` in its folder, at each T
-whose runs from noise keep the quality. Embeddings, neighbour lists and decisions stay on disk; `--count` and `--fill`
-give a shorter run.
+K comes from NIRVANA's Fig. 10 for whole prompts and pairs, whatever the encoder, at T = 50: the paper's settings.
+`bench.replays.clip_equal` replays the same policies with the model's measured tables. Embeddings, neighbour lists and
+decisions stay on disk; `--count` and `--fill` give a shorter run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,8 +38,7 @@ from services.replay.traces.clip_bytes import FILE as CLIP_BYTES
 from services.replay.traces.encoders import TextEncoder, open_encoder
 from services.replay.traces.load import Load
 from services.replay.traces.trace import Trace, read_trace
-from shared.models.card_lookup import find_card
-from shared.models.k_table import FIG_10, KTable, named_table, read_table
+from shared.models.k_table import FIG_10, KTable
 from shared.runtime.progress import Bar, shown
 
 STEP_S, DECODE_S = 0.134, 0.0
@@ -127,41 +125,7 @@ def table_1(replays: Replays, rooms: Sequence[int]) -> dict[str, dict[str, Figur
     return found
 
 
-def own_tables(
-    folder: Path, weights_hash: str, encoder_hash: str, alpha: float
-) -> Iterator[tuple[KTable, KTable | None, str]]:
-    """Yield the K table of each T in a model's folder, its table for pairs, and why it does not apply, if so."""
-
-    def misfit(one: KTable) -> str:
-        if one.encoder_hash != encoder_hash:
-            return "measured with another encoder"
-        if one.weights_hash != weights_hash:
-            return "measured with other weights"
-        return "its runs from noise lose quality" if one.noise is not None and not one.noise.safe else ""
-
-    pairs = [read_table(path) for path in sorted(folder.glob(f"pair_k_table_{alpha:g}*.json"))]
-    for path in sorted(folder.glob(f"k_table_{alpha:g}*.json")):
-        one = read_table(path)
-        of_pairs = next((pair for pair in pairs if pair.steps == one.steps and not misfit(pair)), None)
-        yield one, of_pairs, misfit(one)
-
-
-def ours(replays: Replays, asked: argparse.Namespace, encoder: TextEncoder, room: int) -> list[Figures]:
-    """Return our policies with the model's own tables, at each T."""
-    found, card = list[Figures](), find_card("bundled:motion")
-    for own, of_pairs, why_not in own_tables(card.folder, card.weights_hash, encoder.hash, asked.alpha):
-        said = {"steps": own.steps, "levels": len(own.levels), "pair_levels": len(of_pairs.levels) if of_pairs else 0}
-        if why_not:
-            found.append({**said, "why_not": why_not})
-            continue
-        load = replays.load_by(named_table(own), of_pairs or KTable((), own.steps))
-        for name in (OURS, "afterimage-video-residual"):
-            run = replays.run(name, read_policy(name), room, load)
-            found.append({**said, "policy": name, **replays.figures(run, own.steps)})
-    return found
-
-
-def all_figures(replays: Replays, asked: argparse.Namespace, encoder: TextEncoder) -> dict[str, Any]:
+def all_figures(replays: Replays, asked: argparse.Namespace) -> dict[str, Any]:
     """Replay everything and return every figure."""
     load, unlimited = replays.load, {"unlimited": True}
     whole = replays.run("growing", read_policy(NIRVANA).model_copy(update=unlimited), 1)
@@ -193,7 +157,6 @@ def all_figures(replays: Replays, asked: argparse.Namespace, encoder: TextEncode
                 for name, one in at_full.items()
             },
         },
-        "ours": ours(replays, asked, encoder, room),
     }
 
 
@@ -231,12 +194,6 @@ def report(found: dict[str, Any]) -> str:
     first = found["fig_22"]["no cache"]
     rows = [[name, f"{one:.4f}", share(1 - one / first, 1)] for name, one in found["fig_22"].items()]
     blocks.append(table(["dollars a clip", "cost", "saved"], rows))
-    rows = [
-        [f"T = {one['steps']}", one.get("policy", "–"), f"{one['levels']}, {one['pair_levels']}",
-         one.get("why_not") or f"{one['throughput']:.2f}", share(one.get("hit_rate"), 1)]
-        for one in found["ours"]
-    ]  # fmt: skip
-    blocks.append(table(["own tables", "policy", "levels: whole, pairs", "throughput", "hits"], rows))
     return "\n\n".join(blocks)
 
 
@@ -244,23 +201,28 @@ def _pair(first: float, second: float) -> str:
     return f"{100 * first:.1f} / {100 * second:.1f}"
 
 
-def main(given: Sequence[str] | None = None) -> None:
-    parser = command_line(__doc__)
+def replay_command_line(about: str | None, name: str) -> argparse.ArgumentParser:
+    """Return the command line of a replay of clips. name: that of its result files."""
+    parser = command_line(about)
     parser.add_argument("--trace", type=Path, help="file of requests (default: the project's own sessions of clips)")
     parser.add_argument("--fill", type=int, default=10_000, help="requests that fill the cache")
     parser.add_argument("--count", type=int, default=50_000, help="requests that count")
     parser.add_argument("--frames", type=int, default=16, help="frames of a clip, for a trace without that column")
     parser.add_argument("--seed", type=int, default=65, help="seed of the own trace")
     parser.add_argument("--encoder", default="bundled:clip", help="as in a study of `afterimage replay`")
-    parser.add_argument("--alpha", type=float, default=0.95, help="alpha of the model's own tables")
-    parser.add_argument("--name", default="clip_replays", help="name of the result files")
+    parser.add_argument("--name", default=name, help="name of the result files")
     parser.add_argument("--work", type=Path, default=Path("out/bench"), help="folder of the generated trace")
     parser.add_argument("--embeddings", type=Path, default=Path(".afterimage/embeddings"), help="as for a replay")
+    return parser
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = replay_command_line(__doc__, "clip_replays")
     asked = parser.parse_args(given)
     on, encoder = machine(), open_encoder(asked.encoder)
     with shown() as bar:
         replays = Replays(offered(asked), encoder, asked, bar)
-        found = all_figures(replays, asked, encoder)
+        found = all_figures(replays, asked)
     print(report(found))
     settings = settings_of(asked) | {"trace": asked.trace.name if asked.trace else "load.sessions, CLIPS"}
     record(asked.name, found, settings | {"encoder_hash": encoder.hash, "step_s": STEP_S}, on=on, folder=asked.out)

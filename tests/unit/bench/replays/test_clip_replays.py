@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.replays import clip_equal, clip_replays
 from bench.replays import clip_figures as figures
-from bench.replays import clip_replays
 from services.replay.results.figures import Run
 from services.replay.simulated.decisions import nothing_decided
 from services.replay.simulated.timed import Served
-from shared.models.k_table import FIG_10, table_to_json
 
 
 def run(starts: list[int], second: list[int]) -> Run:
@@ -51,25 +50,6 @@ def test_costs_are_those_of_the_paper() -> None:
     assert 1 - figures.cost(0.3, extraction=True) / none == pytest.approx(0.25, abs=0.02)
 
 
-def test_own_tables_apply_to_their_weights_and_encoder_and_have_pairs_of_the_same_steps(tmp_path: Path) -> None:
-    base = replace(FIG_10, weights_hash="w", encoder_hash="e", encoder_weights="")
-    files = {
-        "k_table_0.95.json": replace(base, steps=10),
-        "k_table_0.95_t50.json": base,
-        "k_table_0.95_t25.json": replace(base, steps=25, encoder_hash="other"),
-        "pair_k_table_0.95.json": replace(base, steps=10),
-        "pair_k_table_0.95_t50.json": replace(base, weights_hash="other"),
-    }
-    for name, one in files.items():
-        (tmp_path / name).write_text(json.dumps(table_to_json(one)))
-    found = clip_replays.own_tables(tmp_path, "w", "e", 0.95)
-    assert [(one.steps, pairs and pairs.steps, why_not) for one, pairs, why_not in found] == [
-        (10, 10, ""),
-        (25, None, "measured with another encoder"),
-        (50, None, ""),
-    ]
-
-
 def test_a_tiny_run_writes_every_figure(tmp_path: Path) -> None:
     folders = ["--out", str(tmp_path), "--work", str(tmp_path), "--embeddings", str(tmp_path / "embeddings")]
     clip_replays.main(["--fill", "30", "--count", "50", *folders])
@@ -85,4 +65,13 @@ def test_a_tiny_run_writes_every_figure(tmp_path: Path) -> None:
     assert full["flexcache-video"] == {**found["table_1"][str(found["room"])]["LRBU"]}
     assert found["fig_7"]["best"] == sorted(found["fig_7"]["best"], reverse=True)
     assert found["unlimited"]["steps_saved"] >= full["flexcache-video"]["steps_saved"]
-    assert [one["steps"] for one in found["ours"]]
+
+    clip_equal.main(["--fill", "30", "--count", "50", *folders])
+    (one,) = json.loads((tmp_path / "clip_equal.json").read_text())["figures"]["tables"]
+    assert (one["steps"], one["why_not"]) == (10, "")
+    full = one["by_room"][str(one["room"])]
+    assert full.keys() == {*clip_replays.COMPARED}
+    for each in full.values():
+        assert each["bytes"] <= one["room"]
+        assert 0.999 < each["throughput"] < 10 / 7  # K = 3 of 10 at most
+        assert 0.95 < each["kept"]["attributes"] <= 1  # by starts of α = .9 alone
