@@ -98,12 +98,14 @@ class Lookup:
     async def _found(self, asked: Asked, vector: Vector, *, latents: bool) -> Found | None:
         """Return the nearest entries of each kind; None when the searches failed."""
         compat, (thing, place) = str(asked.question.compat), asked.pair or (None, None)
+        # of many entries with a part some have masks and a state early enough; a clip takes longer than their reading
+        far = max(self._settings.candidates, self._settings.further_candidates)
         of_latents, of_pictures, objects, backgrounds = await asyncio.gather(
             self._search(asked, "whole", vector, compat) if latents else _nothing(),
             # an image starts any model at any size, so its compatibility key does not matter
             self._search(asked, "image", vector, "") if asked.rules.refiners else _nothing(),
-            self._search(asked, OBJECT, thing, compat) if thing is not None else _nothing(),
-            self._search(asked, BACKGROUND, place, compat) if place is not None else _nothing(),
+            self._search(asked, OBJECT, thing, compat, far) if thing is not None else _nothing(),
+            self._search(asked, BACKGROUND, place, compat, far) if place is not None else _nothing(),
         )
         entries = await self._entries_of(asked, of_latents, of_pictures, objects, backgrounds)
         nothing = of_latents is None and not of_pictures and not (objects and backgrounds)

@@ -1,7 +1,9 @@
 """Pairs: starts that are stitched from the object of one entry and the background of another (FlexCache §3.2, §4.2).
 
 A pair's similarity is the lower one of object and background, because a hit needs both (§4.2.1). Pairs come from the
-nearest entries of both indices together, which must share a step K at which both have a state.
+nearest entries of both indices together, which must share a step K at which both have a state. Hits store only the
+states after their start (§4.2.4), so where a part was often reused, the nearest entries may all lack the state that
+the bound allows. They give their place to entries that have it (docs/adr/0017-pairs.md).
 """
 
 from __future__ import annotations
@@ -64,12 +66,12 @@ def starts_pairs(question: Question, rules: Rules, found: Found) -> list[Option]
     if not found.objects or not found.backgrounds:
         return []
     sides = [nearest_entries(question, rules, PAIR, hits, found) for hits in (found.objects, found.backgrounds)]
-    objects, backgrounds = ([one for one in side if not one.refused][:SIDE] for side in sides)
+    step_in = cache(rules.step_in)
+    objects, backgrounds = (_able(question, rules, side, step_in)[:SIDE] for side in sides)
     pairs = _combined(objects, backgrounds)
     if not pairs:
         return _explained(*sides)
     allowed = {steps: rules.bound.latest([one.near for one in pairs], steps) for steps in question.steps}
-    step_in = cache(rules.step_in)
     options = [
         _option(question, rules, pair, {steps: ks[i] for steps, ks in allowed.items() if ks[i]}, step_in)
         for i, pair in enumerate(pairs)
@@ -109,6 +111,20 @@ def said_pair(one: Candidate) -> str:
 
 def _mask(entry: Entry, option: Option) -> tuple[str, str]:
     return (entry.mask.key, entry.mask.sha256) if option.second is not None and entry.mask is not None else ("", "")
+
+
+def _able(question: Question, rules: Rules, side: Sequence[NearEntry], step_in: StepIn) -> list[NearEntry]:
+    """Return the usable entries that have a state at or before the K that their own part allows; all usable ones where
+    none has. A pair's K is not above that of either part."""
+    usable = [one for one in side if not one.refused]
+    latest = {steps: rules.bound.latest([one.near for one in usable], steps) for steps in question.steps}
+
+    def starts(at: int, entry: Entry | None) -> bool:
+        return entry is not None and any(
+            largest_present(_states(entry, steps, step_in).keys(), ks[at]) for steps, ks in latest.items() if ks[at]
+        )
+
+    return [one for at, one in enumerate(usable) if starts(at, one.entry)] or usable
 
 
 def _combined(objects: Sequence[NearEntry], backgrounds: Sequence[NearEntry]) -> list[_Pair]:

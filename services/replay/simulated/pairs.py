@@ -71,8 +71,8 @@ class PairSearch:
     """The searches by object and by background among live entries that have both parts."""
 
     def __init__(self, parts: tuple[Load, Load], limit: int) -> None:
-        """limit: nearest live entries of each part that are combined, at most SIDE."""
-        self._parts, self._limit = parts, min(limit, SIDE)
+        """limit: nearest live entries of each part that are read; the first SIDE that can start a clip are combined."""
+        self._parts, self._limit = parts, limit
         self._live = [LiveRows(part, any_group=False) for part in parts]
         self._steps: dict[tuple[int, ...], frozenset[int]] = {}
 
@@ -106,22 +106,25 @@ class PairSearch:
         """Return the nearest live entries whose similarity allows more steps than `above`."""
         near = self._parts[number].neighbours
         indices, similarities = near.indices[request].tolist(), near.similarities[request].tolist()
-        found = list[NearPart]()
+        found, read = list[NearPart](), 0
         for other, similarity in zip(indices, similarities, strict=True):
-            if other < 0 or ladder.wished(similarity) <= above:
+            if other < 0 or (wished := ladder.wished(similarity)) <= above:
                 return found
             if (steps := present.get(other)) is not None:
-                found.append(NearPart(other, similarity, self._set(steps)))
-                if len(found) == self._limit:
+                read += 1
+                if largest_present(steps, wished):
+                    found.append(NearPart(other, similarity, self._set(steps)))
+                if len(found) == SIDE or read == self._limit:
                     return found
         if not near.cut[request]:
             return found
         every = self._live[number].nearest(request, self._limit, near.floor)
-        return [
+        able = [
             NearPart(other, similarity, self._set(present.get(other) or ()))
             for other, similarity in every
-            if ladder.wished(similarity) > above
+            if (wished := ladder.wished(similarity)) > above and largest_present(present.get(other) or (), wished)
         ]
+        return able[:SIDE]
 
     def _set(self, steps: Sequence[int]) -> frozenset[int]:
         key = tuple(steps)
@@ -135,4 +138,4 @@ def pair_search(load: Load, policy: PolicySettings) -> PairSearch | None:
         return None
     if load.parts is None:
         raise ConfigurationError(f"policy {policy.title!r}: the load has no parts; prepare it with Options.parts")
-    return PairSearch(load.parts, policy.candidates)
+    return PairSearch(load.parts, max(policy.candidates, policy.further_candidates))

@@ -38,7 +38,8 @@ class Lookup(Section):
         ge=1,
         le=1000,
         description="Nearest entries of a second, wider search. The planner makes this search when the first "
-        "`candidates` lack latents as late as their similarity allows; a value up to `candidates` turns it off.",
+        "`candidates` lack latents as late as their similarity allows; a value up to `candidates` turns it off. Object "
+        "and background of a prompt are searched that far at once.",
     )
     epsilon: Share = Field(
         0.0,

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.retriever.bounds import PAIR, Near, TableBound
+from services.retriever.pairs import SIDE
 from services.retriever.planning import options_of, plan_of
 from services.retriever.question import Question, Rules
 from services.retriever.seen import Seen
@@ -130,6 +131,18 @@ def test_an_entry_that_gives_both_is_no_pair() -> None:
     made = plan([(0.99, FOX), (0.9, WOOD)], [(0.99, FOX), (0.7, WOOD)])
     assert {one.entry_id for one in made.sources} == {"fox", "wood"}
     assert (made.entry_id, made.similarity) == ("wood", 0.9)
+
+
+def test_entries_that_lack_the_allowed_state_give_their_place_to_others() -> None:
+    """Hits leave late states alone: after many of them, the entry with the early state is not among the nearest."""
+    late = [(0.99, entry(f"hit {number}", (15, 20, 25))) for number in range(2 * SIDE)]
+    allowed = KTable((Level(10, 0.65),))
+    made = plan([*late, (0.9, FOX)], [*late, (0.8, WOOD)], pairs=allowed)
+    assert (made.source, made.start_step, made.similarity) == (PlanSource.STITCHED, 10, 0.8)
+    assert [one.entry_id for one in made.sources] == ["fox", "wood"]
+    none = plan([*late, (0.9, FOX)], late[1:], pairs=allowed)
+    assert none.source is PlanSource.NOISE
+    assert any("both have no state" in one.reason for one in none.candidates)
 
 
 def test_both_states_must_be_at_one_noise_level() -> None:

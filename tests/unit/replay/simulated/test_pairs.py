@@ -14,7 +14,8 @@ from services.replay.traces.clip_bytes import STEPS, read_clip_bytes
 from services.replay.traces.load import Load
 from services.replay.traces.neighbours import find_neighbours
 from services.replay.traces.parts import groups_of, parts_of
-from services.retriever.selection import Ladder
+from services.retriever.pairs import SIDE
+from services.retriever.selection import Ladder, largest_present
 from shared.domain.errors import ConfigurationError
 from shared.domain.types import PlanSource
 from shared.index.nearest import cosines
@@ -76,11 +77,11 @@ def test_the_chosen_pair_is_the_one_of_serving() -> None:
     assert chosen > 75
 
 
-@pytest.mark.parametrize(("width", "candidates"), [(64, 1), (64, 8), (8, 4)])
-def test_pairs_come_from_the_nearest_live_entries_of_both_parts(width: int, candidates: int) -> None:
+@pytest.mark.parametrize(("width", "candidates", "further"), [(64, 1, 1), (64, 8, 1), (8, 4, 1), (8, 4, 24)])
+def test_pairs_come_from_the_nearest_live_entries_of_both_parts(width: int, candidates: int, further: int) -> None:
     load = clip_load(width)
     assert load.parts is not None
-    replay = Replay(load, clips(candidates=candidates, further_candidates=1), ROOM // 2)
+    replay = Replay(load, clips(candidates=candidates, further_candidates=further), ROOM // 2)
     ladder, of_pairs, evicted = Ladder(FIG_10, 50), 0, 0
     for request, row in enumerate(replay.rows()):
         now = float(request)
@@ -90,8 +91,9 @@ def test_pairs_come_from_the_nearest_live_entries_of_both_parts(width: int, cand
         for part in load.parts:
             others = [other for other in live if other % 7 and request % 7]
             near = cosines(part.vectors[part.text_of[others]], part.vectors[part.text_of[request]]).tolist()
-            order = sorted(zip(near, others, strict=True), reverse=True)[:candidates]
-            sides.append([NearPart(other, near, live[other]) for near, other in order])
+            order = sorted(zip(near, others, strict=True), reverse=True)[: max(candidates, further)]
+            able = [one for one in order if largest_present(live[one[1]], ladder.wished(one[0]))]
+            sides.append([NearPart(other, near, live[other]) for near, other in able[:SIDE]])
         wanted = best_pair(ladder, sides[0], sides[1], whole.start_step if whole else 0)
         looked = replay.look(request, row, now)
         if wanted is None:
