@@ -246,5 +246,5 @@ async def test_switched_off_nothing_is_extracted(make: Make, setting: dict[str, 
 
 
 async def test_images_are_decoupled_by_the_setting(make: Make) -> None:
-    async with house(make(decouple="all")) as home:
+    async with house(make(decouple="all", extract_timeout_s=30.0)) as home:
         assert (await plan_of(home)).parts == Parts("a red fox", "in the snow")
