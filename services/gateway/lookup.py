@@ -109,7 +109,10 @@ class Lookup:
         if plan is None:
             reason = f"Generated from noise: {planned.degraded[-1]}."
             card, kept = planned.card, self._settings.capture_steps
-            plan = noise_plan(planned.request, card.name, card.weights_hash, kept, reason, degraded=planned.degraded)
+            plan = noise_plan(
+                planned.request, card.name, card.weights_hash, kept, reason,
+                degraded=planned.degraded, step_reuse=card.reuse_key,
+            )  # fmt: skip
         elif planned.degraded:
             plan = replace(plan, degraded=tuple(dict.fromkeys((*planned.degraded, *plan.degraded))))
         if plan.looked_up and planned.unsure and plan.source is not PlanSource.EXACT:

@@ -56,6 +56,7 @@ def from_noise(
         predicted_hit=question.predicted_hit,
         steps=start.steps if question.choices else None,
         prompted_from=start.prompted_from,
+        step_reuse=question.compat.step_reuse,
     )
     return replace(plan, relation=_closest(rules))
 

@@ -20,13 +20,18 @@ Vector = npt.NDArray[np.float32]
 """A unit-length embedding, shape (dim,), float32."""
 
 
+REUSE = "reuse-"
+"""Begins the part of CompatKey.sampler that names the reuse between steps."""
+
+
 @dataclass(frozen=True, slots=True)
 class CompatKey(Stored):
     """Properties that must be equal for a latent of one request to start another (docs/architecture.md, Nouns)."""
 
     weights_hash: str
     sampler: str
-    """Name and configuration hash of the noise process: the sampler, or DDIM where it shares DDIM's noise levels."""
+    """Name and configuration hash of the noise process: the sampler, or DDIM where it shares DDIM's noise levels. With
+    reuse between steps, `:reuse-` and its key follow."""
     dtype: str
     size: Size
     steps: int
@@ -34,6 +39,11 @@ class CompatKey(Stored):
     have exactly the same noise level; the planner checks that."""
     frames: Annotated[int, Field(exclude_if=lambda frames: frames == 1)] = 1
     """Frames of the clip; 1: an image."""
+
+    @property
+    def step_reuse(self) -> str:
+        """Return the key of the reuse between steps; empty without."""
+        return next((part.removeprefix(REUSE) for part in self.sampler.split(":") if part.startswith(REUSE)), "")
 
     def __str__(self) -> str:
         """Return the key that index searches filter by: every property except T."""

@@ -29,9 +29,10 @@ def noise_plan(
     predicted_hit: bool | None = None,
     steps: int | None = None,
     prompted_from: int = 0,
+    step_reuse: str = "",
 ) -> Plan:
     """Return a plan that runs all T steps of `model` from noise. kept: `settings.capture_steps`, K of 50. steps: T;
-    None: the request's. prompted_from: see ModelPlan."""
+    None: the request's. prompted_from: see ModelPlan. step_reuse: the model's ModelCard.reuse_key."""
     return Plan(
         source=PlanSource.NOISE,
         model=model,
@@ -42,6 +43,7 @@ def noise_plan(
         reason=reason,
         degraded=tuple(degraded),
         predicted_hit=predicted_hit,
+        step_reuse=step_reuse,
     )
 
 
@@ -171,13 +173,15 @@ def _run_by(plan: Plan, one: ModelPlan) -> Plan:
 # ---- degradation ----
 
 
-def revalidate(plan: Plan, weights_hash: str) -> Plan:
-    """Return the plan for the weights that its model has now. Other weights make a start from latents a miss."""
-    if plan.weights_hash == weights_hash:
+def revalidate(plan: Plan, weights_hash: str, step_reuse: str = "") -> Plan:
+    """Return the plan for the weights and the reuse between steps that its model has now. Others make a start from
+    latents a miss."""
+    if (plan.weights_hash, plan.step_reuse) == (weights_hash, step_reuse):
         return plan
     if plan.source in (PlanSource.LATENT, PlanSource.STITCHED) and not plan.is_miss:
-        return degrade(plan, "weights: changed since the plan was made")
-    return replace(plan, weights_hash=weights_hash)
+        changed = "weights" if plan.weights_hash != weights_hash else "step_reuse"
+        return degrade(plan, f"{changed}: changed since the plan was made")
+    return replace(plan, weights_hash=weights_hash, step_reuse=step_reuse)
 
 
 def smaller_starts(plan: Plan, entry: Entry, card: ModelCard, request: Request, why: str) -> Iterator[Plan]:
@@ -227,7 +231,7 @@ def whole_start(plan: Plan, why: str) -> Plan | None:
 def degrade(plan: Plan, why: str) -> Plan:
     """Return the hit as a miss: from noise, by the model that the plan names for a miss, with `why` as a note.
 
-    The worker that runs the miss sets `weights_hash`.
+    The worker that runs the miss sets `weights_hash` and `step_reuse`.
     """
     model, former = plan.miss_model or plan.model, plan.run_steps(0)
     captured = plan.capture_steps

@@ -161,6 +161,9 @@ class Plan(Stored):
     """Of a pair: root of the entry that gives the background; `root` is that of the object's entry."""
     parts: Annotated[Parts | None, Field(exclude_if=lambda parts: parts is None)] = None
     """Object and background that the prompt names; None: not extracted."""
+    step_reuse: Annotated[str, Field(exclude_if=lambda key: not key)] = ""
+    """Key of the reuse between steps of `model` at planning; empty: none. With another key at the claim, a latent hit
+    becomes a miss."""
     lead: Annotated[Lead | None, Field(exclude_if=lambda lead: lead is None)] = None
     """Finished frames with which the clip begins; None: all its frames are generated."""
 

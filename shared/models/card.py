@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qsl
 
+from shared.domain.cached import REUSE
 from shared.domain.errors import InvalidRequestError, ModelError
 from shared.domain.types import CompatKey, Size
 from shared.models import hub
 from shared.models.checkpoint import INDEX, faults, read_json
 from shared.models.schedules import nearest_step, noise_process, same_noise_level, sampler_id
+from shared.models.step_reuse import TRANSFORMERS, UNETS, StepReuse, read_step_reuse
 from shared.models.weights import weights_hash
 from shared.runtime.animated_png import FPS
+from shared.runtime.telemetry import log
 
 NOOP_PREFIX = "noop:"
 """Prefix of model paths for a denoiser that only waits, for benchmarks: `noop:?step_ms=1&row_ms=.2`."""
@@ -141,6 +144,9 @@ class ModelCard:
     """Further ones that the encoder's vectors ignore: they raise no warning, but count as unknown for reuse."""
     about: str = ""
     """One sentence for readers."""
+    reuse_with: tuple[str, int] | None = None
+    """Settings `layout` and `patch_px` with which blocks may be reused between steps; None: `step_reuse` is off. Set by
+    card_for, never written."""
 
     def __post_init__(self) -> None:
         if self.frames.window < 0 or not 1 <= self.frames.stride <= (self.frames.window or self.frames.stride):
@@ -198,10 +204,32 @@ class ModelCard:
         """Return `name:hash` of the sampler and its configuration."""
         return sampler_id(self.sampler, self.scheduler_config, self.eta)
 
+    @cached_property
+    def step_reuse(self) -> StepReuse | None:
+        """Return the forest that decides which blocks are reused between steps; None: all are computed.
+
+        Logs why there is none although the settings ask for one."""
+        if self.reuse_with is None:
+            return None
+        if self.is_noop or self.family not in (*UNETS, *TRANSFORMERS):
+            found, why = None, f"family must be one of {', '.join((*UNETS, *TRANSFORMERS))} (got {self.family})"
+        else:
+            found, why = read_step_reuse(self.folder, self.family, self.weights_hash, *self.reuse_with)
+        if found is None:
+            log("step_reuse").warning("blocks are not reused", model=self.name, rule=why)
+        return found
+
+    @property
+    def reuse_key(self) -> str:
+        """Return the key of the forest and its settings; empty without reuse between steps."""
+        return "" if self.step_reuse is None else self.step_reuse.key
+
     def compat(self, size: Size, steps: int, frames: int = 1) -> CompatKey:
         """Return the key that a latent must match to start an image or clip of this model (docs/architecture.md,
         Nouns)."""
         process = noise_process(self.sampler, self.scheduler_config, self.eta)
+        if self.reuse_key:  # states made with reuse between steps start no run without it, nor the other way round
+            process = f"{process}:{REUSE}{self.reuse_key}"
         if (windows := self.frames.windows(frames)) != (0, 0):  # the noise repeats
             process = ":".join([process, *map(str, windows)])
         return CompatKey(self.weights_hash, process, self.dtype, size, steps, frames)

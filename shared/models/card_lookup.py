@@ -111,6 +111,8 @@ def card_for(name_or_path: str, settings: Settings) -> ModelCard:
     card = find_card(name_or_path, data_dir=settings.data_dir)
     if not card.family:
         card = card_of_weights(hub.configurations(card.path, card.name), card.name, card.path)
+    if settings.step_reuse == "auto" and not settings.batch_invariant:
+        card = replace(card, reuse_with=(settings.layout, settings.patch_px))
     if settings.sampler not in ("auto", card.sampler):
         card = replace(card, sampler=settings.sampler, eta=0.0)
     if settings.dtype != "auto":
@@ -180,7 +182,7 @@ def read_card(path: Path) -> ModelCard:
 
 def write_card(card: ModelCard, folder: Path) -> None:
     """Write card.json into a folder of weights, without their path, so that the folder can be moved."""
-    (folder / "card.json").write_bytes(_CARD.dump_json(card, indent=2, exclude={"path"}) + b"\n")
+    (folder / "card.json").write_bytes(_CARD.dump_json(card, indent=2, exclude={"path", "reuse_with"}) + b"\n")
 
 
 def _defaults(folder: Path, like: str = "") -> dict[str, Any]:
@@ -200,7 +202,7 @@ def _defaults(folder: Path, like: str = "") -> dict[str, Any]:
     if not alike:
         return said
     own = [*SHAPES, *(OF_SIZE if said.get("default_size") != alike[0].default_size else ())]
-    known = _CARD.dump_python(alike[0], exclude={"name", "path", "k_table", *own})
+    known = _CARD.dump_python(alike[0], exclude={"name", "path", "k_table", "reuse_with", *own})
     return {**known, **{name: said[name] for name in own if name in said}}
 
 

@@ -128,7 +128,7 @@ _PLAN_FIRST = ("entry_id", "state_key", "state_sha256", "state_codec")
 """Fields that name the first source for earlier versions."""
 _PLAN_MORE = (
     "fresh_noise", "noise_seed", "weights_hash", "reason", "looked_up", "sampled", "miss_model", "miss_steps",
-    "miss_prompted_from", "relation", "root", "background_root",
+    "miss_prompted_from", "relation", "root", "background_root", "step_reuse",
 )  # fmt: skip
 
 

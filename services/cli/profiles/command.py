@@ -89,6 +89,9 @@ def profile(
     mixes: Annotated[
         int, Optional(min=0, help="Random mixes of sizes to measure, for scheduler=slack and layout=auto; 0: none.")
     ] = 0,
+    reuse: Annotated[
+        int, Optional(min=0, help="Images that train the forest of step_reuse=auto, and as many to check; 0: none.")
+    ] = 0,
     segmenter: Annotated[str | None, setting("segmenter")] = None,
     judge: Annotated[Path | None, Optional(help="Folder of the judge. Default: the one that ships.")] = None,
     sprites: Annotated[Path | None, Optional(help="Folder of the trainer's sprites, for the judge of clips.")] = None,
@@ -119,6 +122,9 @@ def profile(
     step_seconds.json (PatchedServe §6.1.2). Where the setting layout is auto, each mix runs in both layouts, and
     layout_costs.json is written too: the worker then takes the faster layout of each batch.
 
+    With --reuse 256, a forest learns which blocks need no computation in a step, for the setting step_reuse = auto.
+    Writes step_reuse.json, also beside the weights (PatchedServe §5.1).
+
     With --stitched, each second prompt starts from two clips' latents, joined by the segmenter's masks (FlexCache
     §4.2). The similarity is the lower one of object and background. Writes pair_k_table_<alpha>.json.
 
@@ -148,6 +154,10 @@ def profile(
     ks = _whole("k", k, 1)
     others = images_from, against, reference_steps
     runs = prepared(settings, values, ks, fresh_noise, (judge, sprites), *others, console)
+    if reuse:
+        from services.cli.profiles.reuse import check_reuse
+
+        check_reuse(runs[0][0].family.card, settings)
     runs = [(replace(profiler, variety=variety and not stitched), about) for profiler, about in runs]
     if stitched:
         from services.cli.profiles.stitched import stitched_runs
@@ -166,6 +176,8 @@ def profile(
     (out / "report.html").write_text(page, encoding="utf-8")
     latency = None if stitched else _latency(runs[0][0], out)
     mixed = _mixes(runs[0][0], mixes, settings, out, console) if mixes else {}
+    if reuse:
+        _reuse(runs[0][0], reuse, settings, out, store, console)
     choice = _codecs(runs, pairs, seed, out, console) if codecs and not images_from and not stitched else None
     if store:
         tables = [section.tables for section in sections]
@@ -246,6 +258,14 @@ def _mixes(profiler: Profiler, count: int, settings: Settings, out: Path, consol
         return {step_regression.KIND: profile_mixes(family, count, profiler.max_rows, settings.layout, out, console)}
     costs, regression = profile_layouts(family, count, profiler.max_rows, out, console)
     return {**({layout_costs.KIND: costs} if costs else {}), step_regression.KIND: regression}
+
+
+def _reuse(profiler: Profiler, count: int, settings: Settings, out: Path, store: bool, console: Console) -> None:
+    from services.cli.profiles.reuse import profile_reuse, store_beside
+
+    found = profile_reuse(profiler, count, settings, out, console)
+    if store:
+        store_beside(found, profiler.family.card, console)
 
 
 def _codecs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,9 @@ from services.gpu_worker.engine.noises import Noise
 from services.gpu_worker.engine.samplers import Position, Sampler, Schedule
 from shared.domain.truncation import of_negative
 from shared.domain.types import Size
+
+if TYPE_CHECKING:  # engine/reuse reads rows
+    from services.gpu_worker.engine.reuse.block_cache import PassCache
 
 Pixels = npt.NDArray[np.uint8]
 """An image, (height, width, 3), RGB; a clip of more than one frame: (frames, height, width, 3)."""
@@ -156,6 +160,8 @@ class Row:
     previous: Tensor | None = None
     """A multistep sampler's history, of the latent's shape; None at the start of a run and in one-step samplers."""
     held: Held | None = None
+    blocks: dict[int, PassCache] = field(default_factory=dict)
+    """What the denoiser's blocks keep of the last step, by pass (engine/reuse): empty when the row joins."""
     joined_at: float = 0.0
     told_at: float = 0.0
     saved_at: float = 0.0

@@ -16,6 +16,7 @@ from services.gpu_worker.engine.layout import Pass, denoise_by_shape, step_rows
 from services.gpu_worker.engine.layout_choice import LayoutChoice
 from services.gpu_worker.engine.patches.auto_layout import AutoLayout
 from services.gpu_worker.engine.patches.patched_model import PatchedModel
+from services.gpu_worker.engine.reuse.block_reuse import BlockReuse, Policy
 from services.gpu_worker.engine.rows import Pixels, PromptEncoding, Row, Stepped, draw_noise
 from services.gpu_worker.engine.samplers import Sampler, make_sampler
 from services.gpu_worker.families.offload import Residence
@@ -110,7 +111,10 @@ class PipelineFamily(ABC):
         # before weights are placed: offloading hooks the operators
         mixed = None if layout == "groups" or batch_invariant else self._one_pass(patch_px)
         self.auto = AutoLayout(mixed, choice or LayoutChoice(), device) if mixed and layout == "auto" else None
-        self._mixed = self.auto or mixed
+        self._patched, self._mixed = mixed, self.auto or mixed
+        self._reuse: BlockReuse | None = None
+        if card.step_reuse is not None and not batch_invariant:
+            self.reuse_blocks(card.step_reuse)
         for module in self._modules.values():
             module.requires_grad_(False)
         text = [module for name, module in self._modules.items() if name.startswith("text_encoder")]
@@ -201,9 +205,19 @@ class PipelineFamily(ABC):
         return step_rows(rows, self._denoise)
 
     def _denoise(self, passes: Sequence[Pass]) -> list[Tensor]:
+        forward = self._forward if self._reuse is None else self._reuse.during(self._forward)
         if self._mixed is not None:
-            return self._mixed.denoise(passes, self._forward)
-        return denoise_by_shape(passes, self._forward, self._batch_invariant)
+            return self._mixed.denoise(passes, forward)
+        return denoise_by_shape(passes, forward, self._batch_invariant)
+
+    def reuse_blocks(self, policy: Policy | None) -> BlockReuse:
+        """Reuse outputs of the denoiser's blocks between steps, as `policy` decides; None: compute all blocks."""
+        if self._reuse is None:
+            self._reuse = BlockReuse(self.denoiser, self._patched.current if self._patched is not None else None)
+        self._reuse.policy = policy
+        if self._patched is not None and self.auto is None:
+            self._patched.always_cut = policy is not None and self._patched.per_patch
+        return self._reuse
 
     def decode(self, latent: Tensor) -> Pixels:
         # decode one image at a time, so that its bits do not depend on images that finish in the same step

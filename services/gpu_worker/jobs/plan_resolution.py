@@ -114,7 +114,7 @@ class _Preparation:
         family = self._families.get(plan.model)
         if family is None:
             return self._unstarted(hand_over(plan, assigned))
-        plan = revalidate(plan, family.card.weights_hash)
+        plan = revalidate(plan, family.card.weights_hash, family.card.reuse_key)
         if plan.is_miss:
             return self._unstarted(plan)
         try:
@@ -128,7 +128,7 @@ class _Preparation:
         """Prepare a miss, or any plan of a model that is not loaded."""
         family = self._families.get(plan.model)
         if family is not None:
-            plan = revalidate(plan, family.card.weights_hash)
+            plan = revalidate(plan, family.card.weights_hash, family.card.reuse_key)
         return Prepared(plan, FromNoise(), family, lost)
 
     async def _start(self, plan: Plan, family: Family) -> Start:
@@ -246,7 +246,7 @@ class _Preparation:
         return None
 
     async def _from(self, key: str) -> Prepared | None:
-        """Resume from this checkpoint; None when it is gone, torn, or of other weights."""
+        """Resume from this checkpoint; None when it is gone, torn, or of other weights or reuse between steps."""
         try:
             blob = await self._read(key)
             inline = len(blob) <= INLINE_BYTES
@@ -256,7 +256,8 @@ class _Preparation:
             self._fitting(start, plan, family, key)
         except (BlobMissingError, BlobCorruptError, ModelError):
             return None
-        return Prepared(plan, start, family) if plan.weights_hash == family.card.weights_hash else None
+        own = family.card.weights_hash, family.card.reuse_key
+        return Prepared(plan, start, family) if (plan.weights_hash, plan.step_reuse) == own else None
 
     async def _checkpoints(self) -> list[str]:
         try:

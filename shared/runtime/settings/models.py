@@ -105,6 +105,13 @@ class Models(Section):
         "model's card, or a quarter of the default size for a range of sizes. An image that patches do not fill runs "
         "in a batch of its own size.",
     )
+    step_reuse: Literal["off", "auto"] = Field(
+        "off",
+        description="Reuse of block outputs between steps: off computes every block in every step; auto skips blocks "
+        "for images, or patches, whose input hardly changed, where `afterimage profile --reuse` wrote step_reuse.json "
+        "beside the weights with this layout and patch_px. Families unet, sd3, flux and sana; batch_invariant keeps it "
+        "off.",
+    )
     resident_bytes: int = Field(
         0,
         ge=0,

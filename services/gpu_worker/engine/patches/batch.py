@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from services.gpu_worker.engine.patches.layout import NONE, Layout, Resolution
@@ -29,6 +31,9 @@ class Current:
 
 class PatchBatch:
     """The tensors of one layout. Patches are (P, C, s, s); s shrinks with the levels of the UNet, P does not."""
+
+    fused: ClassVar[bool] = True
+    """True if the stitcher's kernels may take these patches."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.layout = layout
@@ -94,6 +99,20 @@ class PatchBatch:
             means.append(images.mean(1, keepdim=True).expand_as(images).flatten(0, 1))
         return torch.cat(means)
 
+    def texts(self, texts: Tensor) -> Tensor:
+        """Return the text of each request, from those of the patches."""
+        return texts[self.firsts]
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, heads: int, own: bool) -> Tensor:
+        """Attend from patches (P, n, width) to their own images, (P, n, width), or to the texts of their requests,
+        (R, tokens, width)."""
+        attended = []
+        for part in self.layout.resolutions:
+            read = (self.by_image(each, part) if own else each[part.requests] for each in (key, value))
+            images = attend(self.by_image(query, part), *read, heads=heads)
+            attended.append(images.reshape(-1, *query.shape[1:]))
+        return torch.cat(attended)
+
     def with_halo(self, patches: Tensor, top: int, bottom: int, left: int, right: int) -> Tensor:
         """Widen patches (P, C, h, w) by cells of their neighbours; beyond the border of an image they are 0.
 
@@ -134,3 +153,9 @@ class PatchBatch:
                 torch.from_numpy(reached[here]).to(self._device),
             )
         return self._pairs[name, hops]
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, *, heads: int) -> Tensor:
+    """Attend from (B, n, width) to (B, m, width), in `heads` heads."""
+    query, key, value = (each.reshape(*each.shape[:2], heads, -1).transpose(1, 2) for each in (query, key, value))
+    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)

@@ -187,21 +187,10 @@ class PatchedAttention:
             return whole
         query = attn.to_q(hidden_states)
         own = encoder_hidden_states is None
-        read = hidden_states if encoder_hidden_states is None else encoder_hidden_states[batch.firsts]
-        read_by = [project(read) for project in (attn.to_k, attn.to_v)]
-        attended = []
-        for part in batch.layout.resolutions:
-            key, value = (batch.by_image(each, part) if own else each[part.requests] for each in read_by)
-            images = _attend(batch.by_image(query, part), key, value, heads=attn.heads)
-            attended.append(images.reshape(-1, *query.shape[1:]))
-        out: Tensor = attn.to_out[1](attn.to_out[0](torch.cat(attended)))
+        read = hidden_states if encoder_hidden_states is None else batch.texts(encoder_hidden_states)
+        attended = batch.attend(query, attn.to_k(read), attn.to_v(read), heads=attn.heads, own=own)
+        out: Tensor = attn.to_out[1](attn.to_out[0](attended))
         return out
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, *, heads: int) -> Tensor:
-    """Attend from (B, n, width) to (B, m, width), in `heads` heads."""
-    query, key, value = (each.reshape(*each.shape[:2], heads, -1).transpose(1, 2) for each in (query, key, value))
-    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
 
 
 REPLACED: dict[type[nn.Module], Any] = {

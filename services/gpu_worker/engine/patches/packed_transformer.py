@@ -34,7 +34,7 @@ class PackedTransformer(PatchedModel):
 
     def __init__(self, transformer: nn.Module, unit: int) -> None:
         super().__init__(unit)
-        wrap_modules(transformer, self._current)
+        wrap_modules(transformer, self.current)
 
     def _side(self, shapes: Sequence[Shape]) -> int:
         return math.gcd(*(cells for shape in shapes for cells in shape))

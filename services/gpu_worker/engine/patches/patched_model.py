@@ -27,7 +27,9 @@ class PatchedModel(ABC):
     def __init__(self, unit: int = 1) -> None:
         """unit: latent cells per side of a token; layouts count in tokens."""
         self._unit = unit
-        self._current = Current()
+        self.current = Current()
+        self.always_cut = False
+        """True if a batch of one shape is cut as well, because blocks reuse their output patch by patch."""
         self._batch_of = lru_cache(maxsize=KEPT)(_make_batch)
 
     @abstractmethod
@@ -41,7 +43,7 @@ class PatchedModel(ABC):
     def denoise(self, passes: Sequence[Pass], forward: Forward) -> list[Tensor]:
         """Run the passes whose images patches fill in one forward pass, and the others once per shape.
 
-        A batch of one shape needs no patches, and runs whole.
+        A batch of one shape needs no patches, and runs whole unless `always_cut`.
         """
         side, cut = self._cut(passes)
         if not cut:
@@ -53,11 +55,11 @@ class PatchedModel(ABC):
 
     def _cut(self, passes: Sequence[Pass]) -> tuple[int, list[int]]:
         """Return the side of the patches, and the indices of the passes that share a forward pass; none if they have
-        one shape."""
+        one shape, unless `always_cut`."""
         shapes = [self._shape(one) for one in passes]
         side = self._side(shapes)
         cut = [i for i, shape in enumerate(shapes) if fits(shape, side)]
-        return side, cut if len({shapes[i] for i in cut}) > 1 else []
+        return side, cut if self.always_cut or len({shapes[i] for i in cut}) > 1 else []
 
     def _denoise_cut(self, passes: Sequence[Pass], side: int, forward: Forward) -> list[Tensor]:
         """Run one forward pass over all patches, each with the timestep and prompt of its own request."""
@@ -67,7 +69,7 @@ class PatchedModel(ABC):
         timesteps = torch.stack([one.row.position.timestep for one in own]).to(device)
         if self.per_patch:
             timesteps, own = timesteps[batch.requests], [own[request] for request in batch.layout.requests]
-        self._current.batch = batch
+        self.current.batch = batch
         try:
             output = forward(
                 batch.split([one.row.latent for one in passes]),
@@ -76,7 +78,7 @@ class PatchedModel(ABC):
                 [one.row for one in own],
             )
         finally:
-            self._current.batch = None
+            self.current.batch = None
         return batch.join(output)
 
     def _shape(self, one: Pass) -> Shape:

@@ -21,7 +21,7 @@ class PatchedUNet(PatchedModel):
     def __init__(self, unet: Any, side: int) -> None:
         super().__init__()
         self._fixed = side
-        replace_operators(unet, self._current)
+        replace_operators(unet, self.current)
 
     def _side(self, shapes: Sequence[Shape]) -> int:
         return self._fixed

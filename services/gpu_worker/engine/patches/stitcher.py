@@ -60,7 +60,7 @@ def fuses(block: ResnetBlock2D) -> bool:
 
 def stitched(batch: PatchBatch, patches: Tensor, norm: Any, halo: Halo) -> Tensor:
     """Return SiLU(norm(patches)), widened by cells of the neighbours: (P, C, top + h + bottom, left + w + right)."""
-    if (kernels := kernels_for(patches, halo)) is None:
+    if not batch.fused or (kernels := kernels_for(patches, halo)) is None:
         return batch.with_halo(F.silu(norm(patches)), *halo)
     wide: Tensor = kernels.stitch(batch, patches.contiguous(), norm, halo)
     return wide

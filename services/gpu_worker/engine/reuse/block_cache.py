@@ -1,0 +1,130 @@
+"""Cached tensors of a denoiser's blocks: patches that stay, that are new, and that have left (PatchedServe §5.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Ints = npt.NDArray[np.int64]
+Tree = Any
+"""Tensors with one row per patch, (P, …), in nested tuples; None where a block returns nothing."""
+PatchId = tuple[int, int, tuple[int, ...]]
+"""Serial number of a pass, number of the patch in the pass, and shape of the patch's latent. An image that is cut
+another way thus has other ids."""
+_SERIALS = count()
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The three sets of §5.2, Fig. 9."""
+
+    common: tuple[tuple[int, int], ...]
+    """Place in the batch and place in the cache of each patch that is in both."""
+    new: tuple[int, ...]
+    """Places in the batch."""
+    expired: tuple[int, ...]
+    """Places in the cache."""
+
+
+def sets_of(cached: Sequence[Hashable], batch: Sequence[Hashable]) -> Sets:
+    """Compare the ids of cached patches with those of a batch; ids of each are distinct."""
+    places = {one: place for place, one in enumerate(cached)}
+    common = tuple((place, places[one]) for place, one in enumerate(batch) if one in places)
+    stayed = {place for _, place in common}
+    new = tuple(place for place, one in enumerate(batch) if one not in places)
+    return Sets(common, new, tuple(place for place in range(len(cached)) if place not in stayed))
+
+
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """What one block keeps of a batch, with one row per patch."""
+
+    ids: tuple[PatchId, ...]
+    inputs: Tree
+    """Inputs at the step that computed the outputs."""
+    outputs: Tree
+    inner: Tree
+    """Values within the block that neighbours or attention read (§5.1)."""
+    in_a_row: Ints
+    """(P,): reuses since the block was computed."""
+    steps: Ints
+    """(P,): last step of each patch, reused or computed."""
+
+
+@dataclass(eq=False)
+class PassCache:
+    """What the blocks keep of one pass of a row; it lives with the row and leaves with it.
+
+    Rows of one batch share the tensors of `Saved`. The tensors of a row that left are freed when the others take their
+    next step, or at once where it was the last.
+    """
+
+    blocks: dict[int, Saved] = field(default_factory=dict)
+    serial: int = field(default_factory=lambda: next(_SERIALS))
+
+
+def gather(blocks: Iterable[Saved | None], ids: tuple[PatchId, ...]) -> tuple[Saved | None, Ints]:
+    """Return what the cache has of these patches, in their order, and the places of those that it has (Common).
+
+    blocks: what the passes of the batch keep, in any order. Rows of the result for New patches have no meaning.
+    """
+    distinct = {id(one): one for one in blocks if one is not None}
+    found = list(distinct.values())
+    if len(found) == 1 and found[0].ids == ids:
+        return found[0], np.arange(len(ids))
+    sets = [(one, sets_of(one.ids, ids).common) for one in found]
+    sets = [(one, common) for one, common in sets if common]
+    if not sets:
+        return None, np.array([], dtype=np.int64)
+    places = np.sort(np.concatenate([[here for here, _ in common] for _, common in sets]).astype(np.int64))
+    in_a_row, steps = np.zeros(len(ids), dtype=np.int64), np.full(len(ids), -1, dtype=np.int64)
+    for one, common in sets:
+        here, there = (list(each) for each in zip(*common, strict=True))
+        in_a_row[here], steps[here] = one.in_a_row[there], one.steps[there]
+
+    def assembled(*parts: Tensor) -> Tensor:
+        whole = parts[0].new_zeros(len(ids), *parts[0].shape[1:])
+        for part, (_, common) in zip(parts, sets, strict=True):
+            here, there = (torch.tensor(each, device=part.device) for each in zip(*common, strict=True))
+            whole.index_copy_(0, here, part.index_select(0, there))
+        return whole
+
+    inputs, outputs, inner = (
+        map_tree(assembled, *(getattr(one, name) for one, _ in sets)) for name in ("inputs", "outputs", "inner")
+    )
+    return Saved(ids, inputs, outputs, inner, in_a_row, steps), places
+
+
+def map_tree(function: Callable[..., Tensor], *trees: Tree) -> Tree:
+    """Apply a function to the tensors at each place of equal trees."""
+    if isinstance(trees[0], Tensor):
+        return function(*trees)
+    if isinstance(trees[0], tuple):
+        return tuple(map_tree(function, *each) for each in zip(*trees, strict=True))
+    return trees[0]
+
+
+def select(tree: Tree, places: Tensor) -> Tree:
+    """Return these rows of each tensor."""
+    return map_tree(lambda values: values.index_select(0, places), tree)
+
+
+def replace_rows(tree: Tree, places: Tensor, rows: Tree) -> Tree:
+    """Return a copy of each tensor with these rows replaced."""
+    return map_tree(lambda whole, own: whole.index_copy(0, places, own.to(whole.dtype)), tree, rows)
+
+
+def changes(now: Tree, before: Tree) -> npt.NDArray[np.float32]:
+    """Return (P,), the change of each patch: squared difference as a share of the square of `now`, over all tensors."""
+    pairs = zip(now, before, strict=True)
+    moved = sum((one.float() - other.float()).square().flatten(1).sum(1) for one, other in pairs)
+    size = sum(one.float().square().flatten(1).sum(1) for one in now)
+    found: npt.NDArray[np.float32] = (torch.as_tensor(moved) / torch.as_tensor(size)).cpu().numpy()
+    return found

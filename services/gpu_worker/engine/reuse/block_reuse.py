@@ -1,0 +1,228 @@
+"""Reuse between steps: before each block, the patches whose input hardly changed take the block's last output
+(PatchedServe §5)."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from services.gpu_worker.engine.layout import Forward
+from services.gpu_worker.engine.patches.batch import Current
+from services.gpu_worker.engine.reuse.block_batch import BlockBatch
+from services.gpu_worker.engine.reuse.block_cache import (
+    Ints,
+    PassCache,
+    PatchId,
+    Saved,
+    Tree,
+    changes,
+    gather,
+    map_tree,
+    replace_rows,
+    select,
+)
+from services.gpu_worker.engine.rows import PromptEncoding, Row
+
+BLOCKS = ("down_blocks", "mid_block", "up_blocks", "transformer_blocks", "single_transformer_blocks")
+"""Attributes of diffusers' denoisers with their blocks, in the order in which these run."""
+INPUTS = ("hidden_states", "res_hidden_states_tuple")
+JOINT_INPUTS = ("hidden_states", "encoder_hidden_states")
+"""Arguments of a block that are compared. Blocks that join text and image change the text as well."""
+JOINT = ("JointTransformerBlock", "FluxTransformerBlock", "FluxSingleTransformerBlock")
+SHARED = ("image_rotary_emb",)
+"""Arguments without a row per image."""
+
+
+class Policy(Protocol):
+    """The decision of shared.models.step_reuse.StepReuse."""
+
+    def reused(self, block: int, timesteps: npt.ArrayLike, in_a_row: Ints, changes: npt.ArrayLike) -> npt.NDArray[Any]:
+        """Return (P,): which patches reuse the block's output."""
+        ...
+
+
+Observe = Callable[[int, Sequence[PatchId], npt.NDArray[Any], Tree, Tree], None]
+"""(block, ids, timesteps, inputs, outputs) after a block ran, for profiles."""
+
+
+@dataclass(eq=False)
+class _Call:
+    """One forward pass of the denoiser; per patch of the batch its id, timestep and the steps of its row before."""
+
+    ids: tuple[PatchId, ...]
+    caches: list[PassCache]
+    timesteps: npt.NDArray[Any]
+    done: Ints
+
+
+@dataclass(eq=False)
+class Counts:
+    """Patches that came to a block, and those that reused its output: the savings of Fig. 15."""
+
+    seen: int = 0
+    reused: int = 0
+
+    @property
+    def share(self) -> float:
+        return self.reused / self.seen if self.seen else 0.0
+
+
+@dataclass(eq=False)
+class BlockReuse:
+    """The blocks of a loaded denoiser, wrapped so that `policy` decides what they compute.
+
+    Without `policy`, and outside of `during`, the blocks run as they are. A row whose last step kept nothing computes
+    all blocks: its first step, and any step after another cut of its image.
+    """
+
+    denoiser: nn.Module
+    current: Current | None = None
+    """The batch of patches that runs; None: the denoiser runs whole images only."""
+    policy: Policy | None = None
+    observe: Observe | None = None
+    counts: Counts = field(default_factory=Counts)
+    _call: _Call | None = None
+
+    def __post_init__(self) -> None:
+        for number, block in enumerate(blocks_of(self.denoiser)):
+            names = list(inspect.signature(block.forward).parameters)
+            compared = JOINT_INPUTS if type(block).__name__ in JOINT else INPUTS
+            block.forward = partial(self._run, number, block.forward, names, compared)
+
+    def during(self, forward: Forward) -> Forward:
+        """Return the denoiser's forward with reuse; its rows, one per image or patch, name what they may reuse."""
+
+        def run(latents: Tensor, timesteps: Tensor, encodings: Sequence[PromptEncoding], rows: Sequence[Row]) -> Tensor:
+            if self.policy is None:
+                return forward(latents, timesteps, encodings, rows)
+            self._call = _call_of(latents, timesteps, encodings, rows)
+            try:
+                return forward(latents, timesteps, encodings, rows)
+            finally:
+                self._call = None
+
+        return run
+
+    def _run(self, number: int, whole: Callable[..., Tree], names: Sequence[str], compared: Sequence[str],
+             *given: Any, **named: Any) -> Tree:  # fmt: skip
+        """Run one block: all patches, some of them, or none."""
+        call, policy = self._call, self.policy
+        if call is None or policy is None:
+            return whole(*given, **named)
+        arguments = dict(zip(names, given, strict=False)) | named
+        inputs = tuple(each for name in compared for each in _tensors(arguments.get(name)))
+        known, places = gather((one.blocks.get(number) for one in call.caches), call.ids)
+        masked = np.zeros(len(call.ids), dtype=bool)
+        if known is not None:
+            places = places[known.steps[places] == call.done[places] - 1]
+            masked[places] = self._decided(number, policy, call, known, places, inputs)
+        saved = self._computed(whole, arguments, inputs, call, known, masked)
+        for cache in call.caches:
+            cache.blocks[number] = saved
+        self.counts.seen += len(masked)
+        self.counts.reused += int(masked.sum())
+        if self.observe is not None:
+            self.observe(number, call.ids, call.timesteps, inputs, saved.outputs)
+        return saved.outputs
+
+    def _decided(
+        self, number: int, policy: Policy, call: _Call, known: Saved, places: Ints, inputs: Tree
+    ) -> npt.NDArray[Any]:
+        """Return which of the Common patches at `places` reuse the block's output."""
+        if not len(places):
+            return np.zeros(0, dtype=bool)
+        before: Tree = known.inputs
+        if len(places) < len(call.ids):
+            at = torch.from_numpy(places).to(inputs[0].device)
+            inputs, before = select(inputs, at), select(before, at)
+        moved = changes(inputs, before)
+        return policy.reused(number, call.timesteps[places], known.in_a_row[places], moved)
+
+    def _computed(
+        self, whole: Callable[..., Tree], arguments: dict[str, Any], inputs: Tree, call: _Call,
+        known: Saved | None, masked: npt.NDArray[Any],
+    ) -> Saved:  # fmt: skip
+        """Run the block for the patches that are not masked; return what to keep, with the outputs of all patches."""
+        if known is None or not masked.any():
+            outputs, inner = self._of_block(partial(whole, **arguments), None, ())
+            return Saved(call.ids, inputs, outputs, inner, np.zeros_like(call.done), call.done)
+        in_a_row = np.where(masked, known.in_a_row + 1, 0)
+        if masked.all():
+            return Saved(call.ids, known.inputs, known.outputs, known.inner, in_a_row, call.done)
+        computed = np.flatnonzero(~masked)
+        at = torch.from_numpy(computed).to(inputs[0].device)
+        some = {name: value if name in SHARED else _rows(value, at) for name, value in arguments.items()}
+        outputs, inner = self._of_block(partial(whole, **some), computed, known.inner)
+        return Saved(
+            call.ids,
+            replace_rows(known.inputs, at, select(inputs, at)),
+            replace_rows(known.outputs, at, outputs),
+            inner,
+            in_a_row,
+            call.done,
+        )
+
+    def _of_block(self, run: Callable[[], Tree], computed: Ints | None, inner: Tree) -> tuple[Tree, Tree]:
+        """Return a block's outputs, and what its operators read of other patches."""
+        if self.current is None or self.current.batch is None:
+            return run(), ()
+        with _seen_as(self.current, computed, inner) as batch:
+            return run(), batch.recorded
+
+
+@contextmanager
+def _seen_as(current: Current, computed: Ints | None, inner: Tree) -> Iterator[BlockBatch]:
+    batch = current.batch
+    assert batch is not None
+    current.batch = seen = BlockBatch(batch, computed, inner)
+    try:
+        yield seen
+    finally:
+        current.batch = batch
+
+
+def blocks_of(denoiser: nn.Module) -> list[nn.Module]:
+    """Return a denoiser's blocks in the order in which they run. Raises ValueError if it has none that are known."""
+    found: list[nn.Module] = []
+    for name in BLOCKS:
+        part = getattr(denoiser, name, None)
+        found += [] if part is None else part if isinstance(part, nn.ModuleList) else [part]
+    if not found:
+        raise ValueError(f"{type(denoiser).__name__} has none of {', '.join(BLOCKS)}")
+    return found
+
+
+def _call_of(latents: Tensor, timesteps: Tensor, encodings: Sequence[PromptEncoding], rows: Sequence[Row]) -> _Call:
+    """Find the cache of each pass on its row; caches of passes that no longer run are dropped."""
+    shape, numbers = tuple(latents.shape[1:]), dict[tuple[int, int], int]()
+    ids, caches = [], dict[tuple[int, int], PassCache]()
+    for row, encoding in zip(rows, encodings, strict=True):
+        key = id(row), id(encoding)
+        if key not in caches:
+            caches[key] = row.blocks.get(id(encoding)) or PassCache()
+        number = numbers[key] = numbers.get(key, -1) + 1
+        ids.append((caches[key].serial, number, shape))
+    for row in {id(row): row for row in rows}.values():
+        row.blocks = {encoding: cache for (owner, encoding), cache in caches.items() if owner == id(row)}
+    done = np.array([row.done for row in rows], dtype=np.int64)
+    return _Call(tuple(ids), list(caches.values()), timesteps.float().cpu().numpy(), done)
+
+
+def _tensors(value: Any) -> tuple[Tensor, ...]:
+    if isinstance(value, Tensor):
+        return (value,)
+    return tuple(value) if isinstance(value, tuple) else ()
+
+
+def _rows(value: Any, places: Tensor) -> Any:
+    """Return these rows of the tensors in an argument."""
+    return map_tree(lambda values: values.index_select(0, places), value) if value is not None else None

@@ -1,0 +1,72 @@
+"""The three sets of a batch, and the cached tensors of patches that were in several batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.gpu_worker.engine.reuse.block_cache import PatchId, Saved, changes, gather, replace_rows, sets_of
+
+IDS = st.lists(st.integers(0, 12), unique=True, max_size=10)
+
+
+@given(IDS, IDS)
+@settings(deadline=None)
+def test_common_new_and_expired_part_the_ids(cached: list[int], batch: list[int]) -> None:
+    found = sets_of(cached, batch)
+    assert all(batch[here] == cached[there] for here, there in found.common)
+    assert {batch[here] for here, _ in found.common} == set(cached) & set(batch)
+    assert {batch[here] for here in found.new} == set(batch) - set(cached)
+    assert {cached[there] for there in found.expired} == set(cached) - set(batch)
+    assert sorted([*found.new, *(here for here, _ in found.common)]) == list(range(len(batch)))
+
+
+def saved(numbers: list[int]) -> Saved:
+    values = torch.tensor(numbers, dtype=torch.float32)[:, None]
+    ids = tuple(_id(number) for number in numbers)
+    ages = np.array(numbers, dtype=np.int64)
+    return Saved(ids, (values,), (values + 100, (values + 200,)), (), ages, ages + 1)
+
+
+def _id(number: int) -> PatchId:
+    return number, 0, (4, 8, 8)
+
+
+@given(IDS, IDS, IDS)
+@settings(deadline=None, max_examples=50)
+def test_patches_of_several_batches_are_put_together(one: list[int], other: list[int], batch: list[int]) -> None:
+    other = [number for number in other if number not in one]
+    kept = [saved(numbers) if numbers else None for numbers in (one, other)]
+    found, places = gather(kept, tuple(_id(number) for number in batch))
+    known = [place for place, number in enumerate(batch) if number in (*one, *other)]
+    assert places.tolist() == known or not batch
+    if found is None:
+        assert not known
+        return
+    for place in known:
+        assert found.inputs[0][place] == batch[place]
+        assert found.outputs[1][0][place] == batch[place] + 200
+        assert (found.in_a_row[place], found.steps[place]) == (batch[place], batch[place] + 1)
+
+
+def test_an_unchanged_batch_is_taken_as_it_is() -> None:
+    kept = saved([3, 1])
+    found, places = gather([None, kept, kept], kept.ids)
+    assert found is kept
+    assert places.tolist() == [0, 1]
+
+
+def test_rows_are_replaced_in_a_copy() -> None:
+    before = torch.zeros(3, 2)
+    after = replace_rows((before, None), torch.tensor([1]), (torch.ones(1, 2), None))
+    assert after[0].sum(1).tolist() == [0, 2, 0]
+    assert after[1] is None
+    assert before.sum() == 0
+
+
+def test_a_change_is_a_share_of_the_later_square() -> None:
+    now = torch.full((2, 3, 4), 2.0), torch.full((2, 5), 2.0)
+    before = torch.full((2, 3, 4), 1.0), torch.full((2, 5), 2.0)
+    np.testing.assert_allclose(changes(now, before), 12 / (4 * 17))

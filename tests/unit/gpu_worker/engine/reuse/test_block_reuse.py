@@ -1,0 +1,187 @@
+"""Reuse between steps through the engine: whole images and patches, rows that join, leave, resume and are cancelled."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from services.gpu_worker.engine.engine import Engine
+from services.gpu_worker.engine.events import Checkpointed, Finished
+from services.gpu_worker.engine.rows import FromCheckpoint, FromState, Task
+from services.gpu_worker.families.unet import UNetFamily
+from shared.domain.types import Size
+from tests.unit.gpu_worker.engine.conftest import STEPS, drive, finished, solo, task
+from tests.unit.gpu_worker.engine.reuse.conftest import always, never, odd_patches
+
+SQUARE, WIDE = Size(64, 64), Size(96, 64)
+
+
+def batch(name: str = "") -> list[Task]:
+    """Hits and misses of two sizes, with and without guidance, one of which first runs without its prompt."""
+    state = np.random.default_rng(3).standard_normal((4, 16, 16)).astype(np.float32)
+    return [
+        task(f"miss{name}", size=SQUARE),
+        task(f"wide{name}", size=WIDE, guidance=1.0, prompt="two boats", seed=2),
+        task(f"hit{name}", size=SQUARE, start=FromState(state, 6), sampler="dpm++2m"),
+        task(f"later{name}", size=WIDE, prompted_from=2, seed=9),
+    ]
+
+
+def latents(family: Any, tasks: list[tuple[int, Task]]) -> dict[str, np.ndarray]:
+    return {name: done.latent for name, done in finished(drive(family, tasks)).items()}
+
+
+def test_a_forest_that_never_reuses_changes_no_bit(reusing: UNetFamily) -> None:
+    tasks = [(at, one) for at, one in enumerate(batch())]
+    plain = latents(reusing, tasks)
+    reuse = reusing.reuse_blocks(never())
+    if reuse.current is not None:  # one size alone is cut as well, so its reference must be
+        reuse.policy = None
+        plain = latents(reusing, tasks)
+        reuse.policy = never()
+    found = latents(reusing, tasks)
+    for name, latent in plain.items():
+        np.testing.assert_array_equal(found[name], latent)
+
+
+def test_a_block_that_is_reused_gives_the_last_steps_output(reusing: UNetFamily) -> None:
+    runs: list[int] = []
+    mid: Any = reusing.denoiser.mid_block
+    hook = mid.resnets[0].register_forward_pre_hook(lambda *_: runs.append(1))
+    policy = always()
+    seen: dict[int, list[torch.Tensor]] = {}
+    reuse = reusing.reuse_blocks(policy)
+    reuse.observe = lambda block, ids, times, inputs, outputs: seen.setdefault(block, []).append(_first(outputs))
+    drive(reusing, [(0, task())])
+    reuse.observe = None
+    hook.remove()
+    assert len(runs) == 1  # from the second step on, no block runs
+    for outputs in seen.values():
+        assert len(outputs) == STEPS
+        assert all(torch.equal(outputs[0], later) for later in outputs[1:])
+    assert reuse.counts.seen > 0
+
+
+def _first(tree: Any) -> torch.Tensor:
+    return tree if isinstance(tree, torch.Tensor) else _first(tree[0])
+
+
+def test_at_most_n_reuses_in_a_row(reusing: UNetFamily) -> None:
+    policy = always(most=2)
+    reusing.reuse_blocks(policy)
+    drive(reusing, [(0, task(guidance=1.0))])
+    first = [in_a_row.max() for block, in_a_row, _ in policy.asked if block == 0]
+    assert first == [0, 1, 2, 0, 1, 2, 0, 1, 2]
+
+
+def test_equal_inputs_have_no_change(reusing: UNetFamily) -> None:
+    policy = always()
+    reusing.reuse_blocks(policy)
+    drive(reusing, [(0, task(guidance=1.0))])
+    # where all blocks before are reused, only the skip from the first convolution moves
+    moved = {block: changes.max() for block, _, changes in policy.asked}
+    assert moved[1] == 0.0 < moved[0]
+
+
+def test_some_patches_are_computed_beside_reused_ones(by_layout: dict[str, UNetFamily]) -> None:
+    """With every other patch of every block reused, the run stays near the run that computes all."""
+    patched = by_layout["patches"]
+    plain = solo(patched, task(steps=20)).latent
+    reuse = patched.reuse_blocks(odd_patches())
+    before = reuse.counts.reused
+    found = solo(patched, task(steps=20)).latent
+    patched.reuse_blocks(None)
+    assert reuse.counts.reused > before
+    assert np.isfinite(found).all()
+    assert np.abs(found - plain).max() > 0
+    assert np.square(found - plain).mean() < 0.05 * np.square(plain).mean()
+
+
+def test_rows_that_join_leave_and_are_cancelled_keep_the_others_unchanged(reusing: UNetFamily) -> None:
+    reusing.reuse_blocks(always(most=3))
+    alone = solo(reusing, task("stays", steps=14)).latent
+    engine = Engine({"large": reusing}, max_rows=8)
+    engine.submit(task("stays", steps=14))
+    done: dict[str, Finished] = {}
+    for at in range(14):
+        if at == 2:
+            for one in batch():
+                engine.submit(one)
+        if at == 5:
+            engine.cancel("miss")
+            engine.cancel("wide")
+        done |= finished(engine.step())
+    assert set(done) == {"stays", "hit", "later"}
+    np.testing.assert_allclose(done["stays"].latent, alone, atol=1e-4)
+
+
+def test_a_resumed_row_begins_with_an_empty_cache(reusing: UNetFamily) -> None:
+    policy = always()
+    reusing.reuse_blocks(policy)
+    events = drive(reusing, [(0, task(checkpoint_every=4))])
+    saved = next(event for event in events if isinstance(event, Checkpointed))
+    policy.asked.clear()
+    start = FromCheckpoint(saved.latent, saved.step, saved.generator_state)
+    resumed = solo(reusing, task(start=start))
+    # the first step of the resumed run asks nothing, and computes all blocks
+    assert len([block for block, _, _ in policy.asked if block == 0]) == STEPS - saved.step - 1
+    assert not np.array_equal(resumed.latent, finished(events)["a"].latent)
+    np.testing.assert_array_equal(resumed.latent, solo(reusing, task(start=start)).latent)
+
+
+def test_cached_tensors_leave_with_their_rows(reusing: UNetFamily) -> None:
+    reusing.reuse_blocks(always(most=1))
+    kept: list[weakref.ref[torch.Tensor]] = []
+    engine = Engine({"large": reusing}, max_rows=8)
+    for one in batch():
+        engine.submit(one)
+    for _ in range(3):
+        engine.step()
+    for row in engine._running.values():
+        kept += [weakref.ref(_first(saved.outputs)) for cache in row.blocks.values() for saved in cache.blocks.values()]
+        del row
+    assert len(kept) > 10
+    assert all(ref() is not None for ref in kept)
+    for name in ("miss", "hit", "later"):
+        engine.cancel(name)
+    engine.step()
+    engine.step()  # the tensors that `wide` shared with them are replaced
+    engine.cancel("wide")
+    gc.disable()  # freed without the collector's help
+    try:
+        engine.step()
+        assert engine.idle
+        assert not [ref for ref in kept if ref() is not None]
+    finally:
+        gc.enable()
+
+
+def test_a_row_that_fails_does_not_spoil_the_caches(reusing: UNetFamily, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch fails in the middle of the denoiser, and each row runs again alone: all blocks are computed."""
+    reusing.reuse_blocks(always(most=2))
+    engine = Engine({"large": reusing}, max_rows=8)
+    for one in batch():
+        engine.submit(one)
+    engine.step()
+    mid = reusing.denoiser.mid_block.resnets[0]
+    broken = mid.register_forward_pre_hook(_fail_once())
+    done = [event for _ in range(STEPS) for event in engine.step()]
+    broken.remove()
+    assert engine.idle
+    assert set(finished(done)) == {one.id for one in batch()}
+
+
+def _fail_once() -> Any:
+    failed: list[bool] = []
+
+    def hook(module: Any, given: Any) -> None:
+        if not failed:
+            failed.append(True)
+            raise RuntimeError("out of memory")
+
+    return hook
