@@ -100,8 +100,11 @@ def store_beside(found: StepReuse, card: ModelCard, console: Console) -> None:
         console.print(Text(f"{FILE}: copy it to {card.folder}, which cannot be written: {error}", style="yellow"))
 
 
-def recorded(profiler: Profiler, pairs: Sequence[ScenePair], gaps: int, on_step: OnStep) -> tuple[Measured, Floats]:
-    """Generate the first prompts without reuse; return features and output changes of blocks, steps and patches."""
+def recorded(
+    profiler: Profiler, pairs: Sequence[ScenePair], gaps: int, on_step: OnStep, size: Size | None = None
+) -> tuple[Measured, Floats]:
+    """Generate the first prompts without reuse, in this size or in all sizes in turn; return features and output
+    changes of blocks, steps and patches, over 1 to `gaps` steps."""
     family = profiler.family
     assert isinstance(family, PipelineFamily)
     recorder = Recorder(gaps)
@@ -109,7 +112,8 @@ def recorded(profiler: Profiler, pairs: Sequence[ScenePair], gaps: int, on_step:
     reuse.observe = recorder.observe
     try:
         for chunk in _chunks(pairs):
-            _run(profiler, [(pair.before_text, pair.before_seed) for pair in chunk], _sizes(profiler, chunk), on_step)
+            prompts = [(pair.before_text, pair.before_seed) for pair in chunk]
+            _run(profiler, prompts, [size] * len(chunk) if size else _sizes(profiler, chunk), on_step)
             recorder.forget()
     finally:
         reuse.observe = None
@@ -155,17 +159,19 @@ def quality_of(
     finally:
         family.reuse_blocks(None)
     share = (reuse.counts.reused - reused) / max(reuse.counts.seen - seen, 1)
-    before, after = (_scores(profiler, pairs, each) for each in (plain, images))
+    before, after = (scores(profiler, pairs, each) for each in (plain, images))
     ratio = fmean(after) / fmean(before) if fmean(before) > 0 else 1.0
-    return Quality(len(pairs), ratio, _attributes(profiler, pairs, plain, images), share)
+    return Quality(len(pairs), ratio, attribute_gain(profiler, pairs, plain, images), share)
 
 
-def generated(profiler: Profiler, pairs: Sequence[ScenePair], on_step: OnStep) -> list[Pixels]:
-    """Generate the second prompts of the pairs, in all sizes of the card in turn."""
+def generated(
+    profiler: Profiler, pairs: Sequence[ScenePair], on_step: OnStep, size: Size | None = None
+) -> list[Pixels]:
+    """Generate the second prompts of the pairs, in this size or in all sizes of the card in turn."""
     found: list[Pixels] = []
     for chunk in _chunks(pairs):
         prompts = [(pair.after_text, pair.after_seed) for pair in chunk]
-        found += _run(profiler, prompts, _sizes(profiler, chunk), on_step)
+        found += _run(profiler, prompts, [size] * len(chunk) if size else _sizes(profiler, chunk), on_step)
     return found
 
 
@@ -194,7 +200,7 @@ def _sizes(profiler: Profiler, pairs: Sequence[ScenePair]) -> list[Size]:
     return [sizes[pair.number % len(sizes)] for pair in pairs]
 
 
-def _scores(profiler: Profiler, pairs: Sequence[ScenePair], images: Sequence[Pixels]) -> list[float]:
+def scores(profiler: Profiler, pairs: Sequence[ScenePair], images: Sequence[Pixels]) -> list[float]:
     """Return the CLIP score of each image, never below 0."""
     found: list[float] = []
     for start in range(0, len(pairs), CHUNK):
@@ -205,7 +211,7 @@ def _scores(profiler: Profiler, pairs: Sequence[ScenePair], images: Sequence[Pix
     return found
 
 
-def _attributes(
+def attribute_gain(
     profiler: Profiler, pairs: Sequence[ScenePair], plain: Sequence[Pixels], images: Sequence[Pixels]
 ) -> float | None:
     """Return the difference of the share of attributes that are right; None without a judge."""

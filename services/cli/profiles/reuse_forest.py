@@ -20,7 +20,7 @@ BLOCK, TIME, REUSES, MOVED = range(4)
 FALLING = [0, 0, 0, -1]
 """The more a block's input changed, the fewer votes for reuse; so each cell of the forest has one limit."""
 TREES, DEPTH, LEAF = 16, 8, 20
-ROWS = 200_000
+ROWS = 100_000
 """Most records of a fit; more are sampled."""
 
 

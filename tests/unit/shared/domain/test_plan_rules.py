@@ -120,6 +120,16 @@ def test_other_weights_make_a_latent_hit_a_miss_and_leave_an_image_hit() -> None
     assert miss.degraded == ("weights: changed since the plan was made",)
 
 
+def test_another_reuse_between_steps_makes_a_latent_hit_a_miss() -> None:
+    reusing = replace(LATENT, weights_hash="w", step_reuse="forest")
+    assert revalidate(reusing, "w", "forest") is reusing
+    miss = revalidate(reusing, "w")
+    assert (miss.source, miss.degraded) == (PlanSource.NOISE, ("step_reuse: changed since the plan was made",))
+    # the worker sets its own for the miss, and for an image hit
+    for plan in (miss, replace(IMAGE, weights_hash="w")):
+        assert revalidate(plan, "w", "other").step_reuse == "other"
+
+
 def test_a_pair_that_lost_a_part_starts_from_its_whole_prompt() -> None:
     whole = replace(LATENT, fallback=None, start_step=10, similarity=0.8, root="e", weights_hash="w")
     found = (Candidate("e", "latent", 0.8, 10, 10), Candidate("a", "pair", 0.9, 20, 20, chosen=True))

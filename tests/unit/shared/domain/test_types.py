@@ -63,6 +63,7 @@ plans = st.builds(
     looked_up=st.booleans(),
     found=st.none() | st.booleans(),
     background_root=texts,
+    step_reuse=texts,
     parts=st.none() | st.builds(Parts, texts, texts),
 )
 requests = st.builds(
