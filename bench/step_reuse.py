@@ -81,10 +81,10 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--encoder", default="bundled:clip")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=21)
-    parser.add_argument("--tiny", action="store_true", help="two images of each size, four to train, T = 6")
+    parser.add_argument("--tiny", action="store_true", help="two images of each size, two to train, T = 4")
     options = parser.parse_args(given)
     if options.tiny:
-        vars(options).update(count=2, train=4, steps=6)
+        vars(options).update(count=2, train=2, steps=4)
     quiet()
     torch.set_num_threads(options.threads)
     figures, on = measure(options)

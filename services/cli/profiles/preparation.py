@@ -69,6 +69,8 @@ def prepared(
     }
     if settings.sampler != "auto":  # rows of earlier versions have the card's sampler
         about["sampler"] = card.sampler_id
+    if card.reuse_key:
+        about["step_reuse"] = card.reuse_key
     if pictures:
         about |= _of("images", "images_from", pictures)
     if measure:

@@ -32,7 +32,7 @@ def test_blocks_of_every_family(saved: Callable[[str], Path], name: str, layout:
     assert reuse.counts.seen > 0 == reuse.counts.reused
     family.reuse_blocks(odd_patches())
     some = drawn(family, *CROWD)
-    assert 0.15 < reuse.counts.share < 0.3  # of the run before, too
+    assert 0.1 < reuse.counts.share < 0.2  # half of the patches, in half of the steps of one of two runs
     family.reuse_blocks(always())
     most = drawn(family, *CROWD)
     for one in CROWD:
