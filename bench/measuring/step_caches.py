@@ -19,10 +19,14 @@ DEEP = {"num_layers": 4, "num_single_layers": 4}
 def timed_caches(steps: int, rows: int) -> dict[str, dict[str, float]]:
     """Return, for each cache with diffusers' defaults, the share of processor time saved and the mean squared
     difference of the final latents, as a share of their square. MagCache takes equal magnitudes."""
-    plain, plain_s = _latents(steps, rows, None)
+    from tests import tiny_families
+
+    with tempfile.TemporaryDirectory() as folder:
+        saved = tiny_families.save(Path(folder) / "flux", "flux", guidance_embeds=False, **DEEP)
+        plain, plain_s = _latents(saved, steps, rows, None)
+        runs = {name: _latents(saved, steps, rows, _configs(steps)[name]) for name in CACHES}
     figures = {}
-    for name in CACHES:
-        found, seconds = _latents(steps, rows, _configs(steps)[name])
+    for name, (found, seconds) in runs.items():
         difference = float(np.square(found - plain).mean() / np.square(plain).mean())
         figures[name] = {"time_saved": 1 - seconds / plain_s, "difference": difference}
     return figures
@@ -38,18 +42,15 @@ def _configs(steps: int) -> dict[str, Callable[[], Any]]:
     }
 
 
-def _latents(steps: int, rows: int, config: Callable[[], Any] | None) -> tuple[np.ndarray, float]:
+def _latents(saved: Path, steps: int, rows: int, config: Callable[[], Any] | None) -> tuple[np.ndarray, float]:
     """Run `rows` images without guidance; return their final latents and the processor seconds of the steps."""
     from services.gpu_worker.engine.row_start import make_row
     from services.gpu_worker.engine.rows import Task
     from services.gpu_worker.families import load_family
     from shared.domain.types import Size
     from shared.models import find_card
-    from tests import tiny_families
 
-    with tempfile.TemporaryDirectory() as folder:
-        saved = tiny_families.save(Path(folder) / "flux", "flux", guidance_embeds=False, **DEEP)
-        family: Any = load_family(find_card(str(saved)), device="cpu")
+    family: Any = load_family(find_card(str(saved)), device="cpu")
     tasks = [Task(str(n), "flux", f"scene {n}", Size(64, 64), steps, 1.0, seed=n) for n in range(rows)]
     own = [make_row(family, task) for task in tasks]
     if config is not None:
