@@ -98,6 +98,8 @@ def store_beside(found: StepReuse, card: ModelCard, console: Console) -> None:
         (card.folder / FILE).write_text(text, encoding="utf-8")
     except OSError as error:
         console.print(Text(f"{FILE}: copy it to {card.folder}, which cannot be written: {error}", style="yellow"))
+    else:
+        console.print(Text(f"Written beside the weights: {card.folder / FILE}"))
 
 
 def recorded(
