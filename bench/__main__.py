@@ -31,7 +31,6 @@ COMMANDS: dict[str, list[str]] = {
     "layouts_steps": ["bench.layouts", "--steps", "50"],
     "layouts_random_sd3": ["bench.layouts", "--model", "random-sd3"],
     "deadlines": ["bench.virtual_time.deadlines"],
-    "step_reuse": ["bench.step_reuse"],
     "clip_replays": ["bench.replays.clip_replays"],
     "clip_equal": ["bench.replays.clip_equal"],
     "two_processes": ["bench.two_processes"],

@@ -115,6 +115,7 @@ class PipelineFamily(ABC):
         self._reuse: BlockReuse | None = None
         if card.step_reuse is not None and not batch_invariant:
             self.reuse_blocks(card.step_reuse)
+            log("gpu_worker").info("blocks are reused", model=card.name, most=card.step_reuse.most)
         for module in self._modules.values():
             module.requires_grad_(False)
         text = [module for name, module in self._modules.items() if name.startswith("text_encoder")]

@@ -74,7 +74,7 @@ class OneVector:
     """An encoder to which all texts and images are alike."""
 
     def texts(self, texts: list[str]) -> list[Any]:
-        return [SimpleNamespace(vector=vector_bytes(np.ones(4, dtype=np.float32) / 2)) for _ in texts]
+        return [SimpleNamespace(vector=vector_bytes(np.full(4, 0.5, dtype=np.float32))) for _ in texts]
 
     images = texts
 
