@@ -88,6 +88,21 @@ def test_equal_inputs_have_no_change(reusing: UNetFamily) -> None:
     assert moved[1] == 0.0 < moved[0]
 
 
+def test_an_image_that_is_cut_another_way_is_computed(by_layout: dict[str, UNetFamily]) -> None:
+    patched, policy = by_layout["patches"], always()
+    patched.reuse_blocks(policy)
+    engine = Engine({"large": patched})
+    engine.submit(task(guidance=1.0))
+    engine.step()
+    model: Any = patched._patched
+    model.always_cut = False  # as layout=auto changes the layout between two steps
+    engine.step()
+    assert not policy.asked
+    engine.step()
+    assert {len(in_a_row) for _, in_a_row, _ in policy.asked} == {1}
+    patched.reuse_blocks(None)
+
+
 def test_some_patches_are_computed_beside_reused_ones(by_layout: dict[str, UNetFamily]) -> None:
     """With every other patch of every block reused, the run stays near the run that computes all."""
     patched = by_layout["patches"]
