@@ -167,7 +167,7 @@ def test_a_malformed_value_is_refused() -> None:
 def test_every_message_survives_the_bus_encoding(kind: type[messages.Message]) -> None:
     samples = {"str": "x", "int": 3, "float": 0.5, "bool": True, "tuple[str, ...]": ("a", "b")}
     samples |= {"bool | None": False, "tuple[tuple[str, str], ...]": (("w", "m"),)}
-    samples |= {"tuple[tuple[str, int, float], ...]": (("m", 4, 0.5),)}
+    samples |= {"tuple[tuple[str, int, float], ...]": (("m", 4, 0.5),), "tuple[tuple[str, int], ...]": (("m", 4),)}
     values: dict[str, Any] = {name: samples[str(hint)] for name, hint in kind.__annotations__.items()}
     message = kind(**values)
     assert messages.decode(*messages.encode(message)) == message
