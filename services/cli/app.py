@@ -17,6 +17,7 @@ from services.cli.demo import video as demo_video
 from services.cli.display.help import teach
 from services.cli.profiles import command as profile
 from services.cli.replays import command as replay
+from services.cli.training import command as training
 from shared.domain.errors import (
     AfterimageError,
     ConfigurationError,
@@ -72,6 +73,7 @@ app.add_typer(models.app, name="models")
 app.command("monitor")(monitor.monitor)
 app.command("profile")(profile.profile)
 app.command("replay")(replay.replay)
+app.add_typer(training.app, name="train")
 app.command("demo")(demo.demo)
 app.command("demo-video")(demo_video.demo_video)
 teach(app)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from services.trainer.pipeline.partition import Partition
 from services.trainer.pipeline.profile import Backbone, Profile
 from services.trainer.pipeline.schedules import Action, Pass, Schedule
-from services.trainer.pipeline.stage_costs import Conditions, feedback_s
+from services.trainer.pipeline.stage_costs import Conditions, feedback_s, sync_s
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def stage_times(profile: Profile, backbones: Sequence[Backbone], cut: Partition,
                 received_s=_sent(profile, conditions, local * before.output_bytes_per_sample if before else None),
                 returned_s=_sent(profile, conditions, local * before.returned_bytes_per_sample if before else None),
                 feedback_s=0.0 if len(stages) == 1 else feedback_s(profile, backbone, local),
-                sync_s=profile.all_reduce_s(gradients, replicas * conditions.groups),
+                sync_s=sync_s(profile, conditions, gradients, replicas),
             )
     return found
 

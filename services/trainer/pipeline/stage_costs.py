@@ -22,6 +22,9 @@ class Conditions:
     """B: samples of one micro-batch, over all replicas of a stage."""
     groups: int = 1
     """Pipeline groups that train data-parallel; a stage's gradients are summed over r · groups devices."""
+    cluster: int = 0
+    """Devices of the cluster. Stages sum gradients at about the same time, over links that all of them share, so the
+    speed is that of an all-reduce over the whole cluster (eq. 4 has one R_ar); 0: over r · groups devices."""
     self_conditioning: float = 0.0
     """p: probability that an iteration has the second forward pass (§4.3)."""
     transfer_factor: float = 1.0
@@ -50,8 +53,7 @@ def stage_costs(profile: Profile, backbone: Backbone, conditions: Conditions, re
         )
         for passes in (1, 2)
     )
-    devices = replicas * conditions.groups
-    synced = np.vectorize(lambda one: profile.all_reduce_s(one, devices), otypes=[float])(gradients)
+    synced = np.vectorize(lambda one: sync_s(profile, conditions, one, replicas), otypes=[float])(gradients)
     costs = np.stack(
         (
             np.maximum(forward + backward, once[:, None]),
@@ -61,6 +63,12 @@ def stage_costs(profile: Profile, backbone: Backbone, conditions: Conditions, re
     )
     stages = np.triu(np.ones(forward.shape, dtype=bool), k=1)
     return np.where(stages, costs, np.inf)
+
+
+def sync_s(profile: Profile, conditions: Conditions, gradient_bytes: float, replicas: int) -> float:
+    """Return T_S of eq. 4: the all-reduce of a stage's gradients; 0 where one device holds the stage."""
+    devices = replicas * conditions.groups
+    return 0.0 if devices < 2 else profile.all_reduce_s(gradient_bytes, max(devices, conditions.cluster))
 
 
 def mirrored(costs: NDArray[np.float64]) -> NDArray[np.float64]:

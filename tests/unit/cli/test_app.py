@@ -27,7 +27,7 @@ COMMANDS = [
     ("up",), ("generate",), ("profile",), ("demo",), ("jobs", "list"), ("jobs", "show"), ("jobs", "cancel"),
     ("cache", "stats"), ("cache", "inspect"), ("cache", "purge"), ("cache", "rebuild-index"),
     ("models", "list"), ("models", "check"), ("models", "add"), ("models", "remove"), ("health",), ("monitor",),
-    ("replay",), ("dead-letters", "list"), ("dead-letters", "replay"),
+    ("replay",), ("train", "plan"), ("train", "simulate"), ("dead-letters", "list"), ("dead-letters", "replay"),
 ]  # fmt: skip
 
 

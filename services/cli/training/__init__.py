@@ -1,0 +1,1 @@
+"""`afterimage train`: plan pipeline-parallel training."""

@@ -1,0 +1,167 @@
+"""One plan: a partition with its schedule, played and filled, for one choice of S, M and D (DiffusionPipe Fig. 7)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from services.trainer.pipeline.bubbles import Bubble, find_bubbles, idle_device_s
+from services.trainer.pipeline.fill_iteration import Filling, fill
+from services.trainer.pipeline.filling import FrozenWork
+from services.trainer.pipeline.memory import place_bytes
+from services.trainer.pipeline.partition import Partition, equal_layers, partition
+from services.trainer.pipeline.profile import Backbone, Profile
+from services.trainer.pipeline.schedules import Schedule, candidates, gpipe, paired_rounds
+from services.trainer.pipeline.settings import PlanSettings
+from services.trainer.pipeline.simulation import Timeline, Times, fastest, simulate, stage_times
+from services.trainer.pipeline.stage_costs import Conditions
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One kind of iteration, with or without self-conditioning."""
+
+    probability: float
+    schedule: Schedule
+    timeline: Timeline
+    bubbles: tuple[Bubble, ...]
+    frozen_s: float
+    """The frozen part, data-parallel on all devices of the group."""
+    filling: Filling | None = None
+    """None: the frozen part runs before the pipeline, as in §2.4."""
+
+    @property
+    def seconds(self) -> float:
+        """Return the time of the iteration."""
+        return self.timeline.end_s + (self.frozen_s if self.filling is None else self.filling.rest_s)
+
+    @property
+    def idle_device_s(self) -> float:
+        """Return the idle seconds that are left, summed over the devices of the group."""
+        return idle_device_s(self.bubbles) - (0.0 if self.filling is None else self.filling.filled_device_s)
+
+    @property
+    def unfilled(self) -> Iteration:
+        return replace(self, filling=None)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to train, with its predicted figures."""
+
+    name: str
+    group: int
+    """D: devices of one pipeline."""
+    groups: int
+    micro_batches: int
+    """M of each direction."""
+    batch: int
+    """Samples of one group."""
+    cut: Partition
+    backbones: tuple[Backbone, ...]
+    """One of each direction."""
+    iterations: tuple[Iteration, ...]
+    memory_bytes: tuple[float, ...]
+    """Of a device at each place of the chain."""
+
+    @property
+    def stages(self) -> int:
+        return len(self.cut.replicas)
+
+    @property
+    def seconds(self) -> float:
+        """Return the expected time of an iteration."""
+        return sum(one.probability * one.seconds for one in self.iterations)
+
+    @property
+    def pipeline_s(self) -> float:
+        """Return the expected time of the pipeline alone: no filling makes an iteration shorter."""
+        return sum(one.probability * one.timeline.end_s for one in self.iterations)
+
+    @property
+    def bubble_share(self) -> float:
+        """Return the pipeline bubble ratio (§6): idle device time over all device time, of the expected iteration."""
+        idle = sum(one.probability * one.idle_device_s for one in self.iterations)
+        return idle / (self.seconds * self.group)
+
+    @property
+    def bubble_share_unfilled(self) -> float:
+        """Return the same ratio with the frozen part before the pipeline."""
+        whole = [one.unfilled for one in self.iterations]
+        idle = sum(one.probability * one.idle_device_s for one in whole)
+        return idle / (sum(one.probability * one.seconds for one in whole) * self.group)
+
+
+def make_plan(
+    profile: Profile,
+    backbones: Sequence[Backbone],
+    settings: PlanSettings,
+    *,
+    stages: int,
+    micro_batches: int,
+    group: int,
+    name: str = "diffusionpipe",
+) -> Plan | None:
+    """Return the plan for one S, M and D, not filled yet; None if layers, devices or batch do not allow it.
+
+    backbones: one, or the two of opposite directions. name "gpipe": equal numbers of layers and GPipe's schedule.
+    """
+    groups = settings.devices // group
+    if settings.devices % group or settings.batch % groups:
+        return None
+    batch = settings.batch // groups
+    if batch % micro_batches:
+        return None
+    conditions = Conditions(
+        micro_batch=batch / micro_batches,
+        groups=groups,
+        cluster=settings.devices,
+        self_conditioning=settings.self_conditioning,
+        transfer_factor=len(backbones),
+    )
+    if name == "gpipe":
+        cut = equal_layers(backbones[0], stages, group)
+    else:
+        rounds = paired_rounds(stages, micro_batches) if len(backbones) == 2 else micro_batches
+        cut = partition(
+            profile, backbones, conditions, stages=stages, devices=group, rounds=rounds,
+            equal_replicas=settings.equal_replicas,
+        )  # fmt: skip
+    if cut is None or any((batch / micro_batches) % replicas for replicas in cut.replicas):
+        return None
+    times = stage_times(profile, backbones, cut, conditions)
+    frozen_s = profile.frozen_s(math.ceil(batch / group))
+    played = []
+    for chance, twice in ((1 - settings.self_conditioning, False), (settings.self_conditioning, True)):
+        if chance:
+            table, timeline = _play(name, stages, micro_batches, len(backbones), twice, times)
+            bubbles = tuple(find_bubbles(timeline, cut.replicas))
+            played.append(Iteration(chance, table, timeline, bubbles, frozen_s))
+    memory = [place_bytes(profile, backbones, cut, one.schedule, conditions.micro_batch) for one in played]
+    return Plan(
+        name, group, groups, micro_batches, batch, cut, tuple(backbones), tuple(played),
+        tuple(max(one) for one in zip(*memory, strict=True)),
+    )  # fmt: skip
+
+
+def _play(
+    name: str, stages: int, micro_batches: int, pipelines: int, twice: bool, times: Times
+) -> tuple[Schedule, Timeline]:
+    if name == "gpipe":
+        table = gpipe(stages, micro_batches, self_conditioning=twice)
+        return table, simulate(table, times)
+    return fastest(candidates(stages, micro_batches, pipelines, twice), times)
+
+
+def filled(plan: Plan, profile: Profile, settings: PlanSettings) -> Plan:
+    """Return the plan with its bubbles filled."""
+    work = FrozenWork(profile.frozen, plan.batch, plan.group, settings.local_sizes)
+    iterations = tuple(
+        replace(
+            one,
+            filling=fill(one.bubbles, work, minimum_bubble_s=settings.minimum_bubble_s, beam_width=settings.beam_width),
+        )
+        for one in plan.iterations
+    )
+    return replace(plan, iterations=iterations)
