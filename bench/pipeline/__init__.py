@@ -1,0 +1,1 @@
+"""Profiles of published models for the pipeline planner, and figures that are simulated with them."""
