@@ -31,6 +31,7 @@ COMMANDS: dict[str, list[str]] = {
     "layouts_steps": ["bench.layouts", "--steps", "50"],
     "layouts_random_sd3": ["bench.layouts", "--model", "random-sd3"],
     "deadlines": ["bench.virtual_time.deadlines"],
+    "pipeline_simulated": ["bench.pipeline_simulated"],
     "clip_replays": ["bench.replays.clip_replays"],
     "clip_equal": ["bench.replays.clip_equal"],
     "two_processes": ["bench.two_processes"],

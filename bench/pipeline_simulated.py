@@ -3,7 +3,7 @@
     python -m bench.pipeline_simulated
 
 Nothing is trained: the planner of services/trainer/pipeline predicts from bench/pipeline/facts.json, which has each
-number with its source. Seconds of planning are measured on this machine; all other figures follow from the facts.
+number with its source. CPU seconds of planning are measured on this machine; all other figures follow from the facts.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def cascade() -> dict[str, Any]:
 
 
 def planning_seconds(runs: int) -> dict[str, Any]:
-    """Return median seconds of partition and filling for SD 2.1 at batch 512 on 16 devices (§6.4)."""
+    """Return median CPU seconds of partition and filling for SD 2.1 at batch 512 on 16 devices (§6.4)."""
     profile = paper_profile("sd-2.1")
     settings = PlanSettings(batch=512, devices=16)
     everything = list(plans(profile, settings))
@@ -198,9 +198,9 @@ def _ddp(profile: Profile, settings: PlanSettings) -> float:
 def _seconds(run: Callable[[], object], runs: int) -> float:
     taken = []
     for _ in range(runs):
-        start = time.perf_counter()
+        start = time.process_time()
         run()
-        taken.append(time.perf_counter() - start)
+        taken.append(time.process_time() - start)
     return quantile(taken, 0.5)
 
 

@@ -55,7 +55,8 @@ def fill(
 
     beam_width 1 is the paper's greedy algorithm: each bubble takes the option with the longest execution time. Beyond
     the paper, a larger width keeps that many states after each bubble: those with the least time left, and always the
-    greedy one. The result is never worse than the greedy one, since only the time that is left prolongs the iteration.
+    greedy one. A component may then begin in the bubble in which its inputs become complete. The result is never worse
+    than the greedy one, since only the time that is left prolongs the iteration.
     """
     start = work.start()
     states = [_State(start, work.rest_s(start), (), True)]
@@ -70,19 +71,17 @@ def fill(
 def _extended(states: Sequence[_State], bubble: Bubble, work: FrozenWork, width: int) -> list[_State]:
     """Return the states after one more bubble, at most `width`."""
     found: dict[Progress, _State] = {}
+    seconds, devices = bubble.seconds, len(bubble.devices)
     for state in states:
-        options = list(work.options(state.progress, bubble.seconds, len(bubble.devices)))
-        longest = best_option(options)
-        if longest is None:
-            options = [Option((), 0.0, state.progress)]
-        elif width == 1:
-            options = [longest]
+        options = [] if width == 1 else list(work.options(state.progress, seconds, devices, within=True))
+        if state.greedy:
+            longest = best_option(work.options(state.progress, seconds, devices))
+            options.append(longest or Option((), 0.0, state.progress))
         for option in options:
-            greedy = state.greedy and (longest is None or option is longest)
-            left = work.rest_s(option.after)
-            one = _State(option.after, left, (*state.taken, (bubble, option)), greedy)
+            greedy = state.greedy and option is options[-1]
             if greedy or option.after not in found:
-                found[option.after] = one
+                left = work.rest_s(option.after)
+                found[option.after] = _State(option.after, left, (*state.taken, (bubble, option)), greedy)
     ordered = sorted(found.values(), key=lambda one: one.rest_s)
     kept = ordered[:width]
     if not any(one.greedy for one in kept):

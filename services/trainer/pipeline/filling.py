@@ -83,12 +83,19 @@ class FrozenWork:
             self._times[key] = self.components[component].forward_s(layer, local_batch)
         return self._times[key]
 
-    def ready(self, progress: Progress) -> list[int]:
-        """Return the components that have layers left and whose inputs are complete, in topological order."""
+    def ready(self, progress: Progress, within: bool = False) -> list[int]:
+        """Return the components that have layers left and whose inputs are complete, in topological order.
+
+        within: also those that wait for such components only, which may be complete before the bubble ends.
+        """
         done = {one.name for one, at in zip(self.components, progress.layers, strict=True) if at == len(one.layers)}
-        return [
-            number for number, one in enumerate(self.components) if one.name not in done and done.issuperset(one.after)
-        ]
+        found, known = [], set(done)
+        for number, one in enumerate(self.components):
+            if one.name not in done and known.issuperset(one.after):
+                found.append(number)
+                if within:
+                    known.add(one.name)
+        return found
 
     def rest_s(self, progress: Progress) -> float:
         """Return the time of everything left on all devices of the group, after the pipeline."""
@@ -115,11 +122,16 @@ class FrozenWork:
             pieces.append(Piece(component, layer, samples, local, self.seconds(component, layer, local)))
         return pieces
 
-    def options(self, progress: Progress, bubble_s: float, devices: int) -> Iterator[Option]:
-        """Yield the ways to fill a bubble (Algorithm 1, lines 1–6): each candidate alone, then with a partial layer."""
-        ready = self.ready(progress)
+    def options(self, progress: Progress, bubble_s: float, devices: int, *, within: bool = False) -> Iterator[Option]:
+        """Yield the ways to fill a bubble (Algorithm 1, lines 1–6): each candidate alone, then with a partial layer.
+
+        within: a component may begin in the bubble in which its inputs become complete. The paper takes the components
+        that are ready when the bubble begins.
+        """
+        ready = self.ready(progress, within)
         lists = [self._fitting(one, progress, bubble_s, devices) for one in ready]
-        for counts, used in full_batch_candidates([_sums(one) for one in lists], bubble_s, self.candidates):
+        waits = self._waits(ready, progress)
+        for counts, used in full_batch_candidates([_sums(one) for one in lists], bubble_s, self.candidates, waits):
             pieces = tuple(piece for one, count in zip(lists, counts, strict=True) for piece in one[:count])
             layers, left = list(progress.layers), list(progress.left)
             for number, count in zip(ready, counts, strict=True):
@@ -127,8 +139,9 @@ class FrozenWork:
                     layers[number] += count
                     left[number] = self.batch
             yield Option(pieces, used, Progress(tuple(layers), tuple(left)))
-            for number in ready:
-                if layers[number] == len(self.components[number].layers):
+            for number, needs in zip(ready, waits, strict=True):
+                whole = layers[number] == len(self.components[number].layers)
+                if whole or any(counts[at] < missing for at, missing in needs):
                     continue
                 partial = self._partial(number, layers[number], left[number], bubble_s - used, devices)
                 if partial is not None:
@@ -136,6 +149,18 @@ class FrozenWork:
                     remaining[number] -= partial.samples
                     after = Progress(tuple(layers), tuple(remaining))
                     yield Option((*pieces, partial), used + partial.seconds, after)
+
+    def _waits(self, ready: Sequence[int], progress: Progress) -> list[list[tuple[int, int]]]:
+        """Return for each component in `ready` the others it waits for: (place in `ready`, layers that are missing)."""
+        place = {self.components[number].name: at for at, number in enumerate(ready)}
+        return [
+            [
+                (place[name], len(self.components[ready[place[name]]].layers) - progress.layers[ready[place[name]]])
+                for name in self.components[number].after
+                if name in place
+            ]
+            for number in ready
+        ]
 
     def _fitting(self, component: int, progress: Progress, bubble_s: float, devices: int) -> list[Piece]:
         """Return the next layers of a component that fit into a bubble one after the other (Algorithm 2, 2–5)."""
@@ -164,11 +189,15 @@ def best_option(options: Iterable[Option]) -> Option | None:
 
 
 def full_batch_candidates(
-    sums: Sequence[Sequence[float]], bubble_s: float, limit: int = CANDIDATES
+    sums: Sequence[Sequence[float]],
+    bubble_s: float,
+    limit: int = CANDIDATES,
+    waits: Sequence[Sequence[tuple[int, int]]] = (),
 ) -> list[tuple[tuple[int, ...], float]]:
     """Return numbers of layers for each component that fit together, and their time (Algorithm 2).
 
     sums: for each component the times of its first 0, 1, 2 … layers. The last component takes as many layers as fit.
+    waits: for each component (other component, layers of it that must be in the candidate before this one begins).
     Beyond the paper, where the recursion explodes: of more than `limit` candidates for the first components it keeps
     `limit` with evenly spaced times, the longest among them.
     """
@@ -177,6 +206,8 @@ def full_batch_candidates(
         extended = []
         for counts, used in found:
             most = max(count for count, time in enumerate(times) if used + time <= bubble_s + EXACT_S)
+            if waits and any(counts[at] < missing for at, missing in waits[number]):
+                most = 0
             least = most if number == len(sums) - 1 else 0
             extended += [((*counts, count), used + times[count]) for count in range(most, least - 1, -1)]
         found = _thinned(extended, limit)

@@ -69,12 +69,18 @@ def test_the_rest_of_a_split_layer_fills_later_bubbles_as_in_fig_12() -> None:
     assert filling.filled_device_s == 24 + 2 * 12 + 16 + 2
 
 
-def test_components_wait_for_their_inputs_until_the_next_bubble() -> None:
+def test_components_wait_for_their_inputs_until_the_next_bubble_or_in_the_beam_within_it() -> None:
     text, locked = frozen([1 / BATCH], name="text"), frozen([2 / BATCH], name="locked", after=["text"])
     one = FrozenWork([text, locked], BATCH, 4)
     filling = fill([Bubble(0, 10, (0,)), Bubble(20, 30, (0,))], one)
     assert pieces(filling) == [[(0, 0, 64)], [(1, 0, 64)]]
     assert filling.rest == ()
+    together = fill([Bubble(0, 10, (0,))], one, beam_width=2)
+    assert pieces(together) == [[(0, 0, 64), (1, 0, 64)]]
+    short = fill([Bubble(0, 2.5, (0,))], one, beam_width=2)
+    assert pieces(short) == [[(0, 0, 64), (1, 0, 48)]]
+    none = fill([Bubble(0, 0.75, (0,))], one, beam_width=2)
+    assert pieces(none) == [[(0, 0, 48)]]
 
 
 def test_short_bubbles_stay_empty_and_the_rest_runs_on_all_devices() -> None:

@@ -37,6 +37,13 @@ def test_a_written_profile_reads_equal(tmp_path: Path) -> None:
     assert (one.all_reduce_s(8, 1), one.all_reduce_s(8, 2), one.all_reduce_s(8, 64)) == (0, 2, 2)
 
 
+def test_the_profile_on_the_how_to_page_can_be_read() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "how-to" / "plan-a-pipeline.md").read_text(encoding="utf-8")
+    found = parse_profile(page.partition("```json\n")[2].partition("```")[0], "page")
+    assert [component.name for component in found.frozen] == ["text_encoder", "vae"]
+    assert found.backbones[0].layers[0].returned_bytes_per_sample == 2621440
+
+
 def broken(change: dict[str, Any]) -> str:
     content = profile(backbone([1.0, 2.0]), frozen=[frozen([0.5])]).model_dump(mode="json")
     with pytest.raises(ConfigurationError) as raised:
