@@ -29,7 +29,7 @@ from services.trainer.pipeline.settings import PlanSettings
 from services.trainer.pipeline.stage_costs import Conditions
 
 STAGES, MICRO_BATCHES = (2, 3, 4), (1, 2, 3, 4, 6, 8)
-BATCH = 192
+BATCH, SMALL_BATCH = 192, 96
 """Batch of one pipeline in the table of bubbles; all numbers of micro-batches divide it."""
 LOCAL_BATCH = 32
 """Samples of a device in the table of throughputs: 256 on 8 devices, 2,048 on 64, as in §6.1."""
@@ -49,11 +49,11 @@ def floor_of(plan: Plan, settings: PlanSettings) -> float:
     return max(0.0, idle - one.frozen_s) / max(one.timeline.end_s, one.timeline.end_s - idle + one.frozen_s)
 
 
-def bubbles(profile: Profile, settings: PlanSettings) -> dict[str, Any]:
+def bubbles(profile: Profile, settings: PlanSettings, batch: int = BATCH) -> dict[str, Any]:
     """Return the bubble share before and after filling, and its floor, by S and M."""
     found: dict[str, Any] = {}
     for stages, micro_batches in itertools.product(STAGES, MICRO_BATCHES):
-        one = settings.model_copy(update={"batch": BATCH, "devices": stages})
+        one = settings.model_copy(update={"batch": batch, "devices": stages})
         plan = make_plan(profile, profile.backbones, one, stages=stages, micro_batches=micro_batches, group=stages)
         assert plan is not None
         greedy, beam = (
@@ -209,6 +209,7 @@ def figures_of(runs: int, models: Sequence[str] = MODELS) -> dict[str, Any]:
     profiles = {model: paper_profile(model) for model in models}
     return {
         "bubbles": {model: bubbles(one, PlanSettings()) for model, one in profiles.items()},
+        "bubbles, small batch": {model: bubbles(one, PlanSettings(), SMALL_BATCH) for model, one in profiles.items()},
         "bubbles with self-conditioning in half of the iterations": {
             model: filled_half(one) for model, one in profiles.items()
         },
@@ -238,6 +239,10 @@ def report(figures: dict[str, Any]) -> str:
             f"\nBubbles of the iteration, {model}, batch {BATCH}\n",
             table(("", "before", "greedy", "beam", "floor"), rows),
         ]
+    for model, found in figures["bubbles, small batch"].items():
+        avoidable = {name: one["beam"] - one["floor"] for name, one in found.items()}
+        worst = max(avoidable, key=lambda name: avoidable[name])
+        parts.append(f"\nBatch {SMALL_BATCH}, {model}: at most {share(avoidable[worst], 1)} above the floor ({worst})")
     for model, found in figures["ablation"].items():
         rows = [
             [f"{batch}, {way}", *(f"{one:.1f}" for one in speeds.values()), *_changes(speeds)]

@@ -55,7 +55,7 @@ def partition(
         raise InvalidRequestError(
             "backbones", "give one, or two that already are groups of one direction", len(backbones)
         )
-    if equal_replicas and devices % stages:
+    if stages > devices or (equal_replicas and devices % stages):
         return None
     allowed = [devices // stages] if equal_replicas else range(1, devices - stages + 2)
     costs = {}

@@ -59,6 +59,7 @@ def test_the_report_has_a_row_for_each_shape(monkeypatch: pytest.MonkeyPatch) ->
     text = report(
         {
             "bubbles": {"controlnet-1.0": found},
+            "bubbles, small batch": {"controlnet-1.0": found},
             "ablation": {},
             "throughput": {},
             "cascade": {"8": {"bidirectional": 2.0, "sequential": 1.0, "halves": 1.0, "memory": {}}},
@@ -66,5 +67,6 @@ def test_the_report_has_a_row_for_each_shape(monkeypatch: pytest.MonkeyPatch) ->
         }
     )
     assert "| S=2 M=4 |" in text
+    assert "above the floor (S=2 M=4)" in text
     assert "| 8 | 2 | 1 | 1 |" in text
     assert len(cascade_profile().backbones) == 2

@@ -143,6 +143,7 @@ def test_stages_that_do_not_fit_give_none_and_gpipe_counts_layers() -> None:
     on = Conditions(micro_batch=1)
     assert partition(profile(model), [model], on, stages=6, devices=6, rounds=4) is None
     assert partition(profile(model), [model], on, stages=2, devices=3, rounds=4) is None
+    assert partition(profile(model), [model], on, stages=3, devices=2, rounds=4, equal_replicas=False) is None
     assert partition(profile(model), [model], on, stages=2, devices=3, rounds=4, equal_replicas=False) is not None
     cut = equal_layers(model, 2, 4)
     assert isinstance(cut, Partition)

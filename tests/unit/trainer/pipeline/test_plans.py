@@ -167,6 +167,8 @@ def test_two_backbones_run_in_both_directions_and_three_in_two_groups() -> None:
     assert plan is not None
     assert plan.iterations[0].schedule.name == "bidirectional"
     assert [backbone.name for backbone in plan.backbones] == ["a", "b"]
+    drawn = draw(plan, two.frozen)
+    assert drawn.count("b, stage 1, backward of micro-batch") == plan.micro_batches * plan.cut.replicas[0]
     assert "GPipe" not in [row.name for row in compare(two, settings).rows]
     three = profile(sized([0.01] * 4, "a"), sized([0.02] * 4, "b"), sized([0.03] * 4, "c"))
     assert [[one.name for one in way] for way in directions(three, settings)] == [
