@@ -146,7 +146,8 @@ def simulate(
     With --frozen-share all layers are equal, transfers are free, and one iteration of the trainable part takes a second
     of each device: the setting of Fig. 4 of DiffusionPipe. With --profile the layers have their profiled times.
     bubble_of_iteration is the idle share of all device time. bubble_of_frozen is the bubble time before filling, over
-    the time of the frozen part.
+    the time of the frozen part. The JSON also has the table of actions and each bubble: start, end, idle devices, and
+    the frozen layers that run in it.
 
     [bold]Examples[/bold]
 
@@ -154,6 +155,7 @@ def simulate(
 
       afterimage train simulate --profile profile.json --batch 256 --stages 4 --micro-batches 8
     """
+    from services.trainer.pipeline.comparison import plan_as_json
     from services.trainer.pipeline.plans import filled, make_plan
     from services.trainer.pipeline.profile_file import read_profile
     from services.trainer.pipeline.search import directions
@@ -196,7 +198,7 @@ def simulate(
     if svg is not None:
         _write(svg, _drawn(shown, model))
     if as_json:
-        typer.echo(json.dumps(figures, indent=1))
+        typer.echo(json.dumps(figures | {"plan": plan_as_json(shown, model)}, indent=1))
         return
     console = wide()
     for name, value in figures.items():

@@ -153,16 +153,17 @@ def _iteration(one: Iteration, profile: Profile) -> dict[str, Any]:
             for row in one.timeline.places
         ],
     }
+    runs = {} if one.filling is None else {filled.bubble: filled.pieces for filled in one.filling.bubbles}
+    found["bubbles"] = [
+        {
+            "start_s": bubble.start_s,
+            "end_s": bubble.end_s,
+            "devices": list(bubble.devices),
+            "runs": [piece(run) for run in runs.get(bubble, ())],
+        }
+        for bubble in one.bubbles
+    ]
     if one.filling is not None:
-        found["bubbles"] = [
-            {
-                "start_s": filled.bubble.start_s,
-                "end_s": filled.bubble.end_s,
-                "devices": list(filled.bubble.devices),
-                "runs": [piece(run) for run in filled.pieces],
-            }
-            for filled in one.filling.bubbles
-        ]
         found["after_the_pipeline"] = [piece(run) for run in one.filling.rest]
     return found
 

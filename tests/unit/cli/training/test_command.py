@@ -27,6 +27,10 @@ def test_simulate_prints_the_figures_of_fig_4() -> None:
     found = json.loads(run("simulate", *shape, "--no-fill", "--json"))
     assert round(found["bubble_of_iteration"], 3) == 0.343
     assert round(found["bubble_of_frozen"], 3) == 1.711
+    bubbles = found["plan"]["iterations"][0]["bubbles"]
+    assert (bubbles[0]["start_s"], bubbles[0]["devices"], bubbles[0]["runs"]) == (0, [1, 2, 3], [])
+    idle = sum((one["end_s"] - one["start_s"]) * len(one["devices"]) for one in bubbles)
+    assert round(idle / 4, 9) == 0.75  # (S − 1) / M of a second
     filled = json.loads(run("simulate", *shape, "--json"))
     assert filled["bubble_of_iteration"] < 0.18
     assert filled["bubble_of_iteration_unfilled"] == found["bubble_of_iteration"]
