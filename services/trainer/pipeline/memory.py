@@ -18,7 +18,7 @@ def trained_bytes(profile: Profile, backbone: Backbone, layers: Sequence[int]) -
 
 
 def place_bytes(
-    profile: Profile, backbones: Sequence[Backbone], cut: Partition, schedule: Schedule, micro_batch: float
+    profile: Profile, backbones: Sequence[Backbone], cut: Partition, micro_batch: float, schedule: Schedule
 ) -> tuple[float, ...]:
     """Return the bytes of a device at each place in the chain.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from services.trainer.pipeline.bubbles import Bubble, find_bubbles, idle_device_s
 from services.trainer.pipeline.fill_iteration import Filling, fill
@@ -14,7 +15,7 @@ from services.trainer.pipeline.partition import Partition, equal_layers, partiti
 from services.trainer.pipeline.profile import Backbone, Profile
 from services.trainer.pipeline.schedules import Schedule, candidates, gpipe, paired_rounds
 from services.trainer.pipeline.settings import PlanSettings
-from services.trainer.pipeline.simulation import Timeline, Times, fastest, simulate, stage_times
+from services.trainer.pipeline.simulation import Timeline, fastest, stage_times
 from services.trainer.pipeline.stage_costs import Conditions
 
 
@@ -131,27 +132,29 @@ def make_plan(
     if cut is None or any((batch / micro_batches) % replicas for replicas in cut.replicas):
         return None
     times = stage_times(profile, backbones, cut, conditions)
+    limit = settings.device_memory_bytes
+    memory_of = partial(place_bytes, profile, backbones, cut, conditions.micro_batch)
     frozen_s = profile.frozen_s(math.ceil(batch / group))
     played = []
     for chance, twice in ((1 - settings.self_conditioning, False), (settings.self_conditioning, True)):
         if chance:
-            table, timeline = _play(name, stages, micro_batches, len(backbones), twice, times)
+            tables = _tables(name, stages, micro_batches, len(backbones), twice)
+            fitting = [one for one in tables if limit is None or max(memory_of(one)) <= limit]
+            table, timeline = fastest(fitting or tables, times)
             bubbles = tuple(find_bubbles(timeline, cut.replicas))
             played.append(Iteration(chance, table, timeline, bubbles, frozen_s))
-    memory = [place_bytes(profile, backbones, cut, one.schedule, conditions.micro_batch) for one in played]
+    memory = [memory_of(one.schedule) for one in played]
     return Plan(
         name, group, groups, micro_batches, batch, cut, tuple(backbones), tuple(played),
         tuple(max(one) for one in zip(*memory, strict=True)),
     )  # fmt: skip
 
 
-def _play(
-    name: str, stages: int, micro_batches: int, pipelines: int, twice: bool, times: Times
-) -> tuple[Schedule, Timeline]:
+def _tables(name: str, stages: int, micro_batches: int, pipelines: int, twice: bool) -> tuple[Schedule, ...]:
+    """Return the tables among which profiled times decide."""
     if name == "gpipe":
-        table = gpipe(stages, micro_batches, self_conditioning=twice)
-        return table, simulate(table, times)
-    return fastest(candidates(stages, micro_batches, pipelines, twice), times)
+        return (gpipe(stages, micro_batches, self_conditioning=twice),)
+    return candidates(stages, micro_batches, pipelines, twice)
 
 
 def filled(plan: Plan, profile: Profile, settings: PlanSettings) -> Plan:

@@ -116,6 +116,12 @@ def test_memory_is_added_by_hand_and_limits_the_search() -> None:
     assert list(plan.memory_bytes) == [kept + 2 * 3 * 3 * 8, kept + 1 * 3 * 3 * 8]
     limited = settings.model_copy(update={"device_memory_bytes": 191.0})
     assert best_plan(model, limited) is None
+    slow = model.model_copy(update={"p2p": Link(bandwidth_bytes_per_s=30)})
+    many = settings.model_copy(update={"micro_batches": (8,)})
+    deep, shallow = next(plans(slow, many)), next(plans(slow, many.model_copy(update={"device_memory_bytes": 90.0})))
+    assert deep.memory_bytes[0] == kept + 3 * 3 * 3 * 2  # covers long transfers with a third micro-batch
+    assert shallow.memory_bytes[0] == kept + 2 * 3 * 3 * 2
+    assert shallow.seconds > deep.seconds
     assert ddp(model, settings).memory_bytes == 6 * (4 * 3 + 4) + 8 * 6 * 3
     assert fsdp(model, settings).memory_bytes == 6 * (4 * 3 + 4) / 4 + 8 + 8 * 6 * 3
 
