@@ -17,16 +17,16 @@ from typing import Any
 from bench.measuring.recording import command_line, machine, quantile, record, settings_of, share, table
 from bench.pipeline.paper_profiles import MODELS, cascade_profile, facts, paper_profile
 from services.trainer.pipeline.baselines import ddp
-from services.trainer.pipeline.bubbles import idle_device_s
 from services.trainer.pipeline.comparison import GPIPE_MICRO_BATCHES, GPIPE_STAGES
-from services.trainer.pipeline.fill_iteration import fill
-from services.trainer.pipeline.filling import FrozenWork
-from services.trainer.pipeline.partition import partition
+from services.trainer.pipeline.costs.profile import Profile
+from services.trainer.pipeline.costs.stage_costs import Conditions
+from services.trainer.pipeline.cuts.partition import partition
+from services.trainer.pipeline.filling.iteration import fill
+from services.trainer.pipeline.filling.one_bubble import FrozenWork
 from services.trainer.pipeline.plans import Plan, filled, make_plan
-from services.trainer.pipeline.profile import Profile
+from services.trainer.pipeline.schedule.bubbles import idle_device_s
 from services.trainer.pipeline.search import best_plan, plans
 from services.trainer.pipeline.settings import PlanSettings
-from services.trainer.pipeline.stage_costs import Conditions
 
 STAGES, MICRO_BATCHES = (2, 3, 4), (1, 2, 3, 4, 6, 8)
 BATCH, SMALL_BATCH = 192, 96

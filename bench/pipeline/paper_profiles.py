@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from services.trainer.pipeline.profile import (
+from services.trainer.pipeline.costs.profile import (
     AllReduce,
     Backbone,
     FrozenComponent,
@@ -20,7 +20,7 @@ from services.trainer.pipeline.profile import (
     Profile,
     TrainableLayer,
 )
-from services.trainer.pipeline.profile_file import write_profile
+from services.trainer.pipeline.costs.profile_file import write_profile
 
 HERE = Path(__file__).parent
 MODELS = ("sd-2.1", "controlnet-1.0")

@@ -14,8 +14,8 @@ from services.cli.training.views import details, figures_of, systems_table
 from shared.domain.errors import InvalidRequestError
 
 if TYPE_CHECKING:  # numpy and the planner are imported when a command runs, not when --help is read
+    from services.trainer.pipeline.costs.profile import Profile
     from services.trainer.pipeline.plans import Plan
-    from services.trainer.pipeline.profile import Profile
     from services.trainer.pipeline.settings import PlanSettings
 
 Optional = typer.Option
@@ -156,11 +156,11 @@ def simulate(
       afterimage train simulate --profile profile.json --batch 256 --stages 4 --micro-batches 8
     """
     from services.trainer.pipeline.comparison import plan_as_json
+    from services.trainer.pipeline.costs.profile_file import read_profile
+    from services.trainer.pipeline.costs.uniform import uniform_batch, uniform_profile
     from services.trainer.pipeline.plans import filled, make_plan
-    from services.trainer.pipeline.profile_file import read_profile
     from services.trainer.pipeline.search import directions
     from services.trainer.pipeline.settings import read_settings
-    from services.trainer.pipeline.uniform import uniform_batch, uniform_profile
 
     if (frozen_share is None) == (profile is None):
         raise InvalidRequestError("frozen-share", "give either --frozen-share or --profile")
@@ -223,7 +223,7 @@ def _drawn(one: Plan, model: Profile) -> str:
 
 
 def _profile(settings: PlanSettings) -> Profile:
-    from services.trainer.pipeline.profile_file import read_profile
+    from services.trainer.pipeline.costs.profile_file import read_profile
 
     if settings.profile is None:
         raise InvalidRequestError("profile", "name a profile with --profile, or in the config file")

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from services.trainer.pipeline.comparison import Comparison
+    from services.trainer.pipeline.costs.profile import Profile
     from services.trainer.pipeline.plans import Plan
-    from services.trainer.pipeline.profile import Profile
 
 SYSTEMS = (
     Column("system", least=12),

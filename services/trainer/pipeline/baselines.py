@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from services.trainer.pipeline.memory import trained_bytes
-from services.trainer.pipeline.profile import Backbone, Profile
+from services.trainer.pipeline.costs.profile import Backbone, Profile
+from services.trainer.pipeline.schedule.memory import trained_bytes
 from services.trainer.pipeline.settings import PlanSettings
 
 DDP_ASSUMES = "All-reduce overlaps with the whole backward pass (eqs. 5, 6); what is longer prolongs the iteration."

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.trainer.pipeline.baselines import DDP_ASSUMES, FSDP_ASSUMES, DataParallel, ddp, fsdp
-from services.trainer.pipeline.filling import Piece
+from services.trainer.pipeline.costs.profile import Profile
+from services.trainer.pipeline.filling.one_bubble import Piece
 from services.trainer.pipeline.plans import Iteration, Plan
-from services.trainer.pipeline.profile import Profile
 from services.trainer.pipeline.search import best_plan
 from services.trainer.pipeline.settings import PlanSettings
 

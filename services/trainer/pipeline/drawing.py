@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from services.trainer.pipeline.bubbles import devices_of
+from services.trainer.pipeline.costs.profile import FrozenComponent
 from services.trainer.pipeline.plans import Iteration, Plan
-from services.trainer.pipeline.profile import FrozenComponent
-from services.trainer.pipeline.schedules import Pass
+from services.trainer.pipeline.schedule.bubbles import devices_of
+from services.trainer.pipeline.schedule.schedules import Pass
 
 WIDTH, LEFT, ROW, GAP = 1200, 90, 26, 4
 TOP, BOTTOM = 46, 34

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from services.trainer.pipeline.bubbles import Bubble, find_bubbles, idle_device_s
-from services.trainer.pipeline.fill_iteration import Filling, fill
-from services.trainer.pipeline.filling import FrozenWork
-from services.trainer.pipeline.memory import place_bytes
-from services.trainer.pipeline.partition import Partition, equal_layers, partition
-from services.trainer.pipeline.profile import Backbone, Profile
-from services.trainer.pipeline.schedules import Schedule, candidates, gpipe, paired_rounds
+from services.trainer.pipeline.costs.profile import Backbone, Profile
+from services.trainer.pipeline.costs.stage_costs import Conditions
+from services.trainer.pipeline.cuts.partition import Partition, equal_layers, partition
+from services.trainer.pipeline.filling.iteration import Filling, fill
+from services.trainer.pipeline.filling.one_bubble import FrozenWork
+from services.trainer.pipeline.schedule.bubbles import Bubble, find_bubbles, idle_device_s
+from services.trainer.pipeline.schedule.memory import place_bytes
+from services.trainer.pipeline.schedule.schedules import Schedule, candidates, gpipe, paired_rounds
+from services.trainer.pipeline.schedule.simulation import Timeline, fastest, stage_times
 from services.trainer.pipeline.settings import PlanSettings
-from services.trainer.pipeline.simulation import Timeline, fastest, stage_times
-from services.trainer.pipeline.stage_costs import Conditions
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+from services.trainer.pipeline.costs.profile import Backbone, Profile
+from services.trainer.pipeline.costs.stage_costs import merged
 from services.trainer.pipeline.plans import Plan, filled, make_plan
-from services.trainer.pipeline.profile import Backbone, Profile
 from services.trainer.pipeline.settings import PlanSettings
-from services.trainer.pipeline.stage_costs import merged
 
 LARGEST_GROUP = 8
 MOST_MICRO_BATCHES = 32

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from services.trainer.pipeline.fill_iteration import MINIMUM_BUBBLE_S
-from services.trainer.pipeline.filling import LOCAL_SIZES
-from services.trainer.pipeline.profile_file import broken_rule
+from services.trainer.pipeline.costs.profile_file import broken_rule
+from services.trainer.pipeline.filling.iteration import MINIMUM_BUBBLE_S
+from services.trainer.pipeline.filling.one_bubble import LOCAL_SIZES
 from shared.domain.errors import ConfigurationError, InvalidRequestError
 
 Counts = tuple[Annotated[int, Field(ge=1, le=1024)], ...]

@@ -6,8 +6,8 @@ import pytest
 
 from bench.pipeline.paper_profiles import HERE, MODELS, cascade_profile, facts, paper_profile
 from bench.pipeline_simulated import ablation, bubbles, floor_of, report
+from services.trainer.pipeline.costs.profile_file import read_profile
 from services.trainer.pipeline.plans import make_plan
-from services.trainer.pipeline.profile_file import read_profile
 from services.trainer.pipeline.settings import PlanSettings
 
 

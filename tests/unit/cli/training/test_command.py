@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from services.cli import app as cli
-from services.trainer.pipeline.profile_file import write_profile
-from services.trainer.pipeline.uniform import uniform_profile
+from services.trainer.pipeline.costs.profile_file import write_profile
+from services.trainer.pipeline.costs.uniform import uniform_profile
 from shared.domain.errors import AfterimageError
 
 
@@ -97,7 +97,7 @@ def test_the_planner_imports_no_torch() -> None:
     """The commands work in the base install; importing them must stay fast."""
     program = (
         "import sys, services.cli.training.command, services.trainer.pipeline.comparison, "
-        "services.trainer.pipeline.drawing, services.trainer.pipeline.uniform\n"
+        "services.trainer.pipeline.drawing, services.trainer.pipeline.costs.uniform\n"
         "print([one for one in ('torch', 'diffusers', 'matplotlib', 'scipy') if one in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from services.trainer.pipeline.profile import (
+from services.trainer.pipeline.costs.profile import (
     AllReduce,
     Backbone,
     FrozenComponent,

@@ -8,12 +8,12 @@ import pytest
 
 from services.trainer.pipeline.baselines import ddp, fsdp
 from services.trainer.pipeline.comparison import as_json, compare
+from services.trainer.pipeline.costs.profile import Backbone, Link, Profile
+from services.trainer.pipeline.costs.uniform import uniform_batch, uniform_profile
 from services.trainer.pipeline.drawing import draw
 from services.trainer.pipeline.plans import Plan, filled, make_plan
-from services.trainer.pipeline.profile import Backbone, Link, Profile
 from services.trainer.pipeline.search import best_plan, directions, plans
 from services.trainer.pipeline.settings import PlanSettings
-from services.trainer.pipeline.uniform import uniform_batch, uniform_profile
 from tests.unit.trainer.pipeline.profiles import backbone, frozen, profile
 
 FIG_4 = {

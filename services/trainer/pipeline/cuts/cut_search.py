@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.trainer.pipeline.stage_costs import CRITERIA
+from services.trainer.pipeline.costs.stage_costs import CRITERIA
 
 Costs = Mapping[int, Sequence[NDArray[np.float64]]]
 """Replicas of a stage → for each backbone the array of `stage_costs`, in the order of the chain of devices."""

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.trainer.pipeline.bubbles import Bubble
-from services.trainer.pipeline.fill_iteration import Filling, fill
-from services.trainer.pipeline.filling import FrozenWork, Piece, Progress, best_option, full_batch_candidates
+from services.trainer.pipeline.filling.iteration import Filling, fill
+from services.trainer.pipeline.filling.one_bubble import FrozenWork, Piece, Progress, best_option, full_batch_candidates
+from services.trainer.pipeline.schedule.bubbles import Bubble
 from tests.unit.trainer.pipeline.profiles import frozen
 
 BATCH = 64

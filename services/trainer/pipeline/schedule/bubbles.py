@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from services.trainer.pipeline.simulation import Timeline
+from services.trainer.pipeline.schedule.simulation import Timeline
 
 ROUNDING_S = 1e-9
 """Intervals shorter than this come from rounding."""

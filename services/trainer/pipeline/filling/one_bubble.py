@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from services.trainer.pipeline.profile import FrozenComponent
+from services.trainer.pipeline.costs.profile import FrozenComponent
 
 LOCAL_SIZES = (4, 8, 12, 16, 24, 32, 48, 64, 96)
 """Samples per device of a partial-batch layer: not too few, and sizes for which kernels are fast (§5)."""

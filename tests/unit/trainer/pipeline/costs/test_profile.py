@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from services.trainer.pipeline.profile import Profile, seconds_at
-from services.trainer.pipeline.profile_file import parse_profile, read_profile, write_profile
+from services.trainer.pipeline.costs.profile import Profile, seconds_at
+from services.trainer.pipeline.costs.profile_file import parse_profile, read_profile, write_profile
 from shared.domain.errors import ConfigurationError
 from tests.unit.trainer.pipeline.profiles import backbone, frozen, profile
 
@@ -38,7 +38,7 @@ def test_a_written_profile_reads_equal(tmp_path: Path) -> None:
 
 
 def test_the_profile_on_the_how_to_page_can_be_read() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "how-to" / "plan-a-pipeline.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[5] / "docs" / "how-to" / "plan-a-pipeline.md").read_text(encoding="utf-8")
     found = parse_profile(page.partition("```json\n")[2].partition("```")[0], "page")
     assert [component.name for component in found.frozen] == ["text_encoder", "vae"]
     assert found.backbones[0].layers[0].returned_bytes_per_sample == 2621440

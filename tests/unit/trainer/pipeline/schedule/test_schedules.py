@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.trainer.pipeline.list_scheduling import Task, list_schedule
-from services.trainer.pipeline.schedules import (
+from services.trainer.pipeline.schedule.list_scheduling import Task, list_schedule
+from services.trainer.pipeline.schedule.schedules import (
     Action,
     Pass,
     Schedule,
@@ -16,7 +16,7 @@ from services.trainer.pipeline.schedules import (
     paired_rounds,
     slots,
 )
-from services.trainer.pipeline.simulation import StageTimes, peak_bytes, simulate
+from services.trainer.pipeline.schedule.simulation import StageTimes, peak_bytes, simulate
 from shared.domain.errors import InvalidRequestError
 
 

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.trainer.pipeline.bubbles import Bubble, find_bubbles, idle_device_s
-from services.trainer.pipeline.partition import partition
-from services.trainer.pipeline.profile import Link
-from services.trainer.pipeline.schedules import (
+from services.trainer.pipeline.costs.profile import Link
+from services.trainer.pipeline.costs.stage_costs import Conditions
+from services.trainer.pipeline.cuts.partition import partition
+from services.trainer.pipeline.schedule.bubbles import Bubble, find_bubbles, idle_device_s
+from services.trainer.pipeline.schedule.schedules import (
     bidirectional,
     candidates,
     gpipe,
     one_forward_one_backward,
     paired_rounds,
 )
-from services.trainer.pipeline.simulation import StageTimes, fastest, simulate, stage_times
-from services.trainer.pipeline.stage_costs import Conditions
+from services.trainer.pipeline.schedule.simulation import StageTimes, fastest, simulate, stage_times
 from tests.unit.trainer.pipeline.profiles import backbone, profile
 
 

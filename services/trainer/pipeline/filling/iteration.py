@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.trainer.pipeline.bubbles import Bubble
-from services.trainer.pipeline.filling import FrozenWork, Option, Piece, Progress, best_option
+from services.trainer.pipeline.filling.one_bubble import FrozenWork, Option, Piece, Progress, best_option
+from services.trainer.pipeline.schedule.bubbles import Bubble
 
 MINIMUM_BUBBLE_S = 0.010
 """Shorter bubbles are left empty: setting up inputs and outputs takes about as long (§5, footnote 3)."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.trainer.pipeline.profile import Backbone, Profile
+from services.trainer.pipeline.costs.profile import Backbone, Profile
 
 CRITERIA = 3
 """T_0, T_0 with self-conditioning, and the gap T_S − T_C: what a partition minimises the largest of, over stages."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.trainer.pipeline.partition import Partition
-from services.trainer.pipeline.profile import Backbone, Profile
-from services.trainer.pipeline.schedules import Action, Schedule
-from services.trainer.pipeline.simulation import peak_bytes
+from services.trainer.pipeline.costs.profile import Backbone, Profile
+from services.trainer.pipeline.cuts.partition import Partition
+from services.trainer.pipeline.schedule.schedules import Action, Schedule
+from services.trainer.pipeline.schedule.simulation import peak_bytes
 
 
 def trained_bytes(profile: Profile, backbone: Backbone, layers: Sequence[int]) -> float:

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 import math
 
-from services.trainer.pipeline.profile import Backbone, FrozenComponent, FrozenLayer, Link, Profile, TrainableLayer
+from services.trainer.pipeline.costs.profile import (
+    Backbone,
+    FrozenComponent,
+    FrozenLayer,
+    Link,
+    Profile,
+    TrainableLayer,
+)
 
 FORWARD_SHARE = 1 / 3
 """Forward time of a layer, as a share of forward and backward: a backward pass takes about twice as long."""

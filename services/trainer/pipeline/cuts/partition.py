@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.trainer.pipeline.cut_search import Cuts, best_cuts
-from services.trainer.pipeline.profile import Backbone, Profile
-from services.trainer.pipeline.stage_costs import Conditions, feedback_s, mirrored, stage_costs
+from services.trainer.pipeline.costs.profile import Backbone, Profile
+from services.trainer.pipeline.costs.stage_costs import Conditions, feedback_s, mirrored, stage_costs
+from services.trainer.pipeline.cuts.cut_search import Cuts, best_cuts
 from shared.domain.errors import InvalidRequestError
 
 

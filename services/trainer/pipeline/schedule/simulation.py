@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.trainer.pipeline.partition import Partition
-from services.trainer.pipeline.profile import Backbone, Profile
-from services.trainer.pipeline.schedules import Action, Pass, Schedule
-from services.trainer.pipeline.stage_costs import Conditions, feedback_s, sync_s
+from services.trainer.pipeline.costs.profile import Backbone, Profile
+from services.trainer.pipeline.costs.stage_costs import Conditions, feedback_s, sync_s
+from services.trainer.pipeline.cuts.partition import Partition
+from services.trainer.pipeline.schedule.schedules import Action, Pass, Schedule
 
 
 @dataclass(frozen=True)

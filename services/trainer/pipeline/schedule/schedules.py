@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
-from services.trainer.pipeline.list_scheduling import Task, list_schedule
+from services.trainer.pipeline.schedule.list_scheduling import Task, list_schedule
 from shared.domain.errors import InvalidRequestError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from services.trainer.pipeline.profile import Profile
+from services.trainer.pipeline.costs.profile import Profile
 from shared.domain.errors import ConfigurationError
 
 LONGEST = 80

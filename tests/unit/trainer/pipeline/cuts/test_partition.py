@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.trainer.pipeline.partition import Partition, equal_layers, partition
-from services.trainer.pipeline.profile import Backbone, Link, Profile
-from services.trainer.pipeline.stage_costs import Conditions, feedback_s, merged
+from services.trainer.pipeline.costs.profile import Backbone, Link, Profile
+from services.trainer.pipeline.costs.stage_costs import Conditions, feedback_s, merged
+from services.trainer.pipeline.cuts.partition import Partition, equal_layers, partition
 from tests.unit.trainer.pipeline.profiles import backbone, profile
 
 

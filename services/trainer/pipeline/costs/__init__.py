@@ -1,0 +1,1 @@
+"""Profiles of models and clusters, and what layers and stages cost."""

@@ -1,0 +1,1 @@
+"""Cut backbones into stages on a chain of devices (DiffusionPipe §4)."""

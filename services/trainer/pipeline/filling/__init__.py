@@ -1,0 +1,1 @@
+"""Fill bubbles with frozen layers of the next iteration (DiffusionPipe §3.2, §5)."""

@@ -1,0 +1,1 @@
+"""Tables of actions, played with profiled times: bubbles and memory."""
