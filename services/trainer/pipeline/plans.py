@@ -9,7 +9,7 @@ from functools import partial
 
 from services.trainer.pipeline.costs.profile import Backbone, Profile
 from services.trainer.pipeline.costs.stage_costs import Conditions
-from services.trainer.pipeline.cuts.partition import Partition, equal_layers, partition
+from services.trainer.pipeline.cuts.partition import Partition, equal_layers, partition, partition_each
 from services.trainer.pipeline.filling.iteration import Filling, fill
 from services.trainer.pipeline.filling.one_bubble import FrozenWork
 from services.trainer.pipeline.schedule.bubbles import Bubble, find_bubbles, idle_device_s
@@ -121,33 +121,63 @@ def make_plan(
         self_conditioning=settings.self_conditioning,
         transfer_factor=len(backbones),
     )
+    cuts = [
+        cut
+        for cut in _cuts(profile, backbones, settings, conditions, stages, micro_batches, group, name)
+        if not any((batch / micro_batches) % replicas for replicas in cut.replicas)
+    ]
+    limit, frozen_s = settings.device_memory_bytes, profile.frozen_s(math.ceil(batch / group))
+    found = []
+    for cut in cuts:
+        memory_of = partial(place_bytes, profile, backbones, cut, conditions.micro_batch)
+        times = stage_times(profile, backbones, cut, conditions)
+        played = []
+        for chance, twice in ((1 - settings.self_conditioning, False), (settings.self_conditioning, True)):
+            if chance:
+                tables = _tables(name, stages, micro_batches, len(backbones), twice)
+                fitting = [one for one in tables if not _exceeds(memory_of(one), limit)]
+                table, timeline = fastest(fitting or tables, times)
+                bubbles = tuple(find_bubbles(timeline, cut.replicas))
+                played.append(Iteration(chance, table, timeline, bubbles, frozen_s))
+        memory = tuple(max(one) for one in zip(*(memory_of(one.schedule) for one in played), strict=True))
+        found.append(Plan(name, group, groups, micro_batches, batch, cut, tuple(backbones), tuple(played), memory))
+    return min(found, key=lambda one: (_exceeds(one.memory_bytes, limit), one.pipeline_s), default=None)
+
+
+def _exceeds(memory_bytes: Sequence[float], limit: float | None) -> bool:
+    return limit is not None and max(memory_bytes) > limit
+
+
+def _cuts(
+    profile: Profile,
+    backbones: Sequence[Backbone],
+    settings: PlanSettings,
+    conditions: Conditions,
+    stages: int,
+    micro_batches: int,
+    group: int,
+    name: str,
+) -> list[Partition]:
+    """Return the partitions among which the simulated time decides."""
     if name == "gpipe":
-        cut = equal_layers(backbones[0], stages, group)
+        found = [equal_layers(backbones[0], stages, group)]
+    elif len(backbones) == 1:
+        found = [
+            partition(
+                profile, backbones, conditions, stages=stages, devices=group, rounds=micro_batches,
+                equal_replicas=settings.equal_replicas,
+            )
+        ]  # fmt: skip
     else:
-        rounds = paired_rounds(stages, micro_batches) if len(backbones) == 2 else micro_batches
-        cut = partition(
-            profile, backbones, conditions, stages=stages, devices=group, rounds=rounds,
-            equal_replicas=settings.equal_replicas,
-        )  # fmt: skip
-    if cut is None or any((batch / micro_batches) % replicas for replicas in cut.replicas):
-        return None
-    times = stage_times(profile, backbones, cut, conditions)
-    limit = settings.device_memory_bytes
-    memory_of = partial(place_bytes, profile, backbones, cut, conditions.micro_batch)
-    frozen_s = profile.frozen_s(math.ceil(batch / group))
-    played = []
-    for chance, twice in ((1 - settings.self_conditioning, False), (settings.self_conditioning, True)):
-        if chance:
-            tables = _tables(name, stages, micro_batches, len(backbones), twice)
-            fitting = [one for one in tables if limit is None or max(memory_of(one)) <= limit]
-            table, timeline = fastest(fitting or tables, times)
-            bubbles = tuple(find_bubbles(timeline, cut.replicas))
-            played.append(Iteration(chance, table, timeline, bubbles, frozen_s))
-    memory = [memory_of(one.schedule) for one in played]
-    return Plan(
-        name, group, groups, micro_batches, batch, cut, tuple(backbones), tuple(played),
-        tuple(max(one) for one in zip(*memory, strict=True)),
-    )  # fmt: skip
+        rounds = paired_rounds(stages, micro_batches)
+        found = [
+            partition(
+                profile, backbones, conditions, stages=stages, devices=group, rounds=rounds,
+                equal_replicas=settings.equal_replicas,
+            ),
+            partition_each(profile, backbones, conditions, stages=stages, devices=group, rounds=rounds),
+        ]  # fmt: skip
+    return [one for one in found if one is not None]
 
 
 def _tables(name: str, stages: int, micro_batches: int, pipelines: int, twice: bool) -> tuple[Schedule, ...]:

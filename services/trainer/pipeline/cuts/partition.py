@@ -74,6 +74,34 @@ def partition(
     )
 
 
+def partition_each(
+    profile: Profile,
+    backbones: Sequence[Backbone],
+    conditions: Conditions,
+    *,
+    stages: int,
+    devices: int,
+    rounds: float,
+) -> Partition | None:
+    """Return two backbones that are each cut for themselves, with equal replicas.
+
+    Beyond the paper. Eqs. 14 and 15 bound only the slower backbone, so any cuts of the faster one below this bound are
+    as good for T^max, and one device may get much more work than another. Cut for itself, each backbone is balanced,
+    and W is the same.
+    """
+    found = [partition(profile, [one], conditions, stages=stages, devices=devices, rounds=rounds) for one in backbones]
+    cuts = [one for one in found if one is not None]
+    if len(cuts) < len(backbones):
+        return None
+    slowest = max(one.slowest_s for one in cuts)
+    twice = max(one.slowest_self_conditioned_s for one in cuts)
+    gap = max(one.gap_s for one in cuts)
+    chance = conditions.self_conditioning
+    feedback = max(feedback_s(profile, one, conditions.micro_batch) for one in backbones)
+    bound = (rounds + 2 * stages - 2) * ((1 - chance) * slowest + chance * twice) + gap + chance * feedback
+    return Partition(tuple(one.stages[0] for one in cuts), cuts[0].replicas, slowest, twice, gap, bound)
+
+
 def equal_layers(backbone: Backbone, stages: int, devices: int) -> Partition | None:
     """Return stages with equal numbers of layers, as GPipe cuts a model; the first stages have one more of a rest.
 

@@ -9,7 +9,9 @@ import pytest
 from services.trainer.pipeline.baselines import ddp, fsdp
 from services.trainer.pipeline.comparison import as_json, compare
 from services.trainer.pipeline.costs.profile import Backbone, Link, Profile
+from services.trainer.pipeline.costs.stage_costs import Conditions
 from services.trainer.pipeline.costs.uniform import uniform_batch, uniform_profile
+from services.trainer.pipeline.cuts.partition import partition, partition_each
 from services.trainer.pipeline.drawing import draw
 from services.trainer.pipeline.plans import Plan, filled, make_plan
 from services.trainer.pipeline.search import best_plan, directions, plans
@@ -183,6 +185,24 @@ def test_two_backbones_run_in_both_directions_and_three_in_two_groups() -> None:
     best = best_plan(three, settings)
     assert best is not None
     assert [one.name for one in best.backbones] == ["a + b", "c"]  # .12 s of forward passes in each direction
+
+
+def test_the_faster_of_two_backbones_is_balanced_too() -> None:
+    """Eq. 14 bounds the slower backbone alone; each cut for itself, the devices have equal work and end earlier."""
+    two = profile(sized([0.01] * 8, "a"), sized([0.02] * 8, "b"))
+    settings = PlanSettings(batch=16, devices=4)
+    on = Conditions(micro_batch=4, cluster=4, transfer_factor=2)
+    joint = partition(two, two.backbones, on, stages=4, devices=4, rounds=6)
+    each = partition_each(two, two.backbones, on, stages=4, devices=4, rounds=6)
+    assert joint is not None
+    assert each is not None
+    assert each.slowest_s == pytest.approx(joint.slowest_s)
+    assert each.bound_s == pytest.approx(joint.bound_s)
+    assert {len(layers) for layers in each.stages[0]} == {2}
+    plan = make_plan(two, two.backbones, settings, stages=4, micro_batches=4, group=4)
+    assert plan is not None
+    assert plan.cut == each
+    assert len({round(busy, 9) for busy in plan.iterations[0].timeline.busy_s}) == 1
 
 
 def test_the_drawing_has_a_box_for_each_pass_piece_and_device() -> None:
