@@ -11,8 +11,8 @@ from statistics import median
 from shared.models.step_regression import Mix
 
 PRIOR = 1.1
-"""Seconds of one batch, as a multiple of those of groups, that are assumed without a profile: groups, until trials say
-otherwise."""
+"""Seconds of one batch, as a multiple of those of groups, that are assumed without a profile: groups, until trials
+measure that one batch is faster."""
 ERROR = 0.25
 """Relative error that is assumed without a profile."""
 TRIED_EVERY = 32
@@ -45,7 +45,8 @@ class LayoutChoice:
     Only the ratio of the two times counts, so a machine that is slower as a whole needs no correction. The ratio comes
     from the profile. A trial runs one step in the other layout, where the two are close: its seconds and those of the
     neighbouring steps of the same mix give a measured ratio. Such ratios correct all mixes, and after `ENOUGH` of them
-    the mix itself has a median of its own.
+    the mix itself has a median of its own. The first step in one batch gives none: it compiles kernels, which takes
+    many times as long as a step.
     """
 
     def __init__(self, ratio: Ratio | None = None, error: float = ERROR) -> None:
@@ -55,6 +56,8 @@ class LayoutChoice:
         self._measured: OrderedDict[Mix, deque[float]] = OrderedDict()
         """Logarithms of measured ratios."""
         self._last: Ran | None = None
+        self._warm = False
+        """One batch ran a step here. Groups did in the warm-up of the model."""
         self._since_trial = 0
 
     def together(self, mix: Mix) -> bool:
@@ -69,6 +72,10 @@ class LayoutChoice:
         """Record a step of several sizes; a neighbour of the same mix in the other layout makes a measured ratio."""
         last, self._last = self._last, ran
         self._since_trial += 1
+        if ran.together and not self._warm:
+            self._warm = True
+            self._last, self._since_trial = None, 0
+            return
         if last is None or last.mix != ran.mix or last.together == ran.together or min(last.seconds, ran.seconds) <= 0:
             return
         self._since_trial = 0

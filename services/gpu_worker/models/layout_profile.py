@@ -32,10 +32,10 @@ async def _choice(profiles: Profiles, card: ModelCard, device: str) -> LayoutCho
     layout = mixed_layout(card)
     try:
         costs = await load_costs(profiles, card, layout, device)
-    except AfterimageError as error:  # trials of single steps will tell
+    except AfterimageError as error:  # trials of single steps measure the ratio
         log("gpu_worker").warning("measured costs of layouts not read", model=card.name, error=str(error))
         costs = None
-    said = {"groups_won": round(costs.groups_won, 2)} if costs else {"rule": "groups, until trials say otherwise"}
+    said = {"groups_won": round(costs.groups_won, 2)} if costs else {"rule": "groups until trials, no measured costs"}
     log("gpu_worker").info("layout chosen by times", model=card.name, layout=layout, **said)
     return LayoutChoice(costs.ratio, costs.error) if costs else LayoutChoice()
 

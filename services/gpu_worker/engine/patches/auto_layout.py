@@ -43,9 +43,13 @@ class AutoLayout:
             return denoise_by_shape(passes, forward)
         mix = mix_of((resolution_of(one.row.task), 1) for one in passes)
         together = self.choice.together(mix)
-        begun = self._clock()
+        begun = self._now()
         outputs = self.mixed.denoise(passes, forward) if together else denoise_by_shape(passes, forward)
+        self.choice.took(Ran(mix, together, self._now() - begun))
+        return outputs
+
+    def _now(self) -> float:
+        """Return the seconds of the clock after all work so far, such as the texts of requests that just joined."""
         if self._device.type == "cuda":  # CUDA kernels run asynchronously; wait for them before reading the clock
             torch.cuda.synchronize(self._device)
-        self.choice.took(Ran(mix, together, self._clock() - begun))
-        return outputs
+        return self._clock()

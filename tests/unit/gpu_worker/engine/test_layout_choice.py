@@ -49,6 +49,16 @@ def test_trials_find_that_one_batch_is_faster_here_and_for_other_mixes() -> None
     assert choice.together(OTHER)  # a mix that never ran
 
 
+def test_the_first_step_in_one_batch_compiles_kernels_and_decides_nothing() -> None:
+    choice, compiled, ran = LayoutChoice(), False, []
+    for _ in range(5 * TRIED_EVERY):
+        together = choice.together(MIX)
+        choice.took(Ran(MIX, together, 1.0 if not together else 0.5 if compiled else 30.0))
+        compiled = compiled or together
+        ran.append(together)
+    assert ran[-1]
+
+
 def test_a_layout_that_loses_clearly_is_not_tried() -> None:
     choice = LayoutChoice(lambda _: 1 + 2 * ERROR)
     assert not any(run(choice, MIX, 10 * TRIED_EVERY, 1.0))

@@ -7,6 +7,7 @@ import random
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,10 +15,11 @@ import structlog
 import torch
 from rich.console import Console
 
-from services.cli.profiles.layouts import BothWays, fit_costs, measure_both, profile_layouts
+from services.cli.profiles.layouts import BothWays, InTurn, fit_costs, measure_both, profile_layouts
 from services.cli.profiles.mixes import profiled_sizes, random_tasks
 from services.cli.profiles.storing import store_measured
-from services.gpu_worker.engine.layout_choice import LayoutChoice, Ran
+from services.gpu_worker.engine.layout_choice import LayoutChoice
+from services.gpu_worker.engine.patches.auto_layout import AutoLayout
 from services.gpu_worker.families import layout_of, load_family, mixed_layout
 from services.gpu_worker.families.unet import UNetFamily
 from services.gpu_worker.models.layout_profile import choices_of
@@ -29,7 +31,7 @@ from shared.domain.types import Size
 from shared.models import find_card
 from shared.models.card import SizeRule
 from shared.models.layout_costs import FILE, KIND, LayoutCosts, costs_from_json, costs_to_json
-from shared.models.step_regression import Mix, mix_of
+from shared.models.step_regression import mix_of
 from shared.runtime.settings import Settings
 from tests.unit.gpu_worker.conftest import LoadFamily
 from tests.unit.gpu_worker.engine.conftest import drive, finished, solo, task
@@ -51,26 +53,13 @@ def auto(tiny_folder: Path) -> UNetFamily:
     return found
 
 
-class Alternating:
-    """Every second step in one batch; what ran is kept."""
-
-    def __init__(self) -> None:
-        self.ran: list[Ran] = []
-
-    def together(self, mix: Mix) -> bool:
-        return len(self.ran) % 2 == 1
-
-    def took(self, ran: Ran) -> None:
-        self.ran.append(ran)
-
-
 def test_a_run_that_changes_its_layout_equals_a_run_of_its_own(load: LoadFamily, auto: UNetFamily) -> None:
     assert auto.auto is not None
-    before, auto.auto.choice = auto.auto.choice, Alternating()
+    before, auto.auto.choice = auto.auto.choice, InTurn()
     crowd = [task(str(size), size=size, seed=i, steps=6) for i, size in enumerate(SIZES)]
     together = finished(drive(auto, [(0, one) for one in crowd]))
     choice, auto.auto.choice = auto.auto.choice, before
-    assert isinstance(choice, Alternating)
+    assert isinstance(choice, InTurn)
     assert [one.together for one in choice.ran] == [False, True] * 3
     assert {one.mix for one in choice.ran} == {mix_of(((s.width, s.height, 1), 2) for s in SIZES)}
     assert all(one.seconds > 0 for one in choice.ran)
@@ -80,11 +69,21 @@ def test_a_run_that_changes_its_layout_equals_a_run_of_its_own(load: LoadFamily,
 
 def test_a_batch_of_one_size_is_no_decision(auto: UNetFamily) -> None:
     assert auto.auto is not None
-    before, auto.auto.choice = auto.auto.choice, Alternating()
+    before, auto.auto.choice = auto.auto.choice, InTurn()
     drive(auto, [(0, task(name, steps=2)) for name in "ab"])
     choice, auto.auto.choice = auto.auto.choice, before
-    assert isinstance(choice, Alternating)
+    assert isinstance(choice, InTurn)
     assert not choice.ran
+
+
+def test_the_clock_waits_for_a_gpu_before_and_after_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: done.append("waited"))
+    mixed = SimpleNamespace(mixes=lambda _: True, denoise=lambda *_: done.append("step"))
+    choice = SimpleNamespace(together=lambda _: True, took=lambda ran: done.append(f"{ran.seconds:g}"))
+    seconds = iter([1.0, 3.0])
+    AutoLayout(mixed, choice, torch.device("cuda"), lambda: next(seconds)).denoise([], lambda: None)  # type: ignore[arg-type, misc]
+    assert done == ["waited", "step", "waited", "2"]
 
 
 def test_only_families_with_two_layouts_choose(tiny_folder: Path) -> None:
