@@ -63,7 +63,8 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         )  # fmt: skip
         self._device = (await self._assignment.load()).device
         if not settings.max_pixels:
-            self._assignment.pixels = pixel_limits(settings, self._models, self._device)
+            later = self._number - 1  # a process starts its workers in reverse order
+            self._assignment.pixels = pixel_limits(settings, self._models, self._device, to_start=later)
         engine = Engine(
             self._models.families,
             max_rows=settings.max_rows,

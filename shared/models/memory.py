@@ -75,11 +75,12 @@ def pixel_limit(card: ModelCard, free_bytes: int) -> int:
     """Return the pixels, times frames, of requests of one model whose activations fit into `free_bytes` beside the
     weights; 0 where the card has no count of them. Guidance above 1 doubles the activations, as in `estimate`.
 
+    At least the pixels of one request of the default size and length: an estimate alone refuses no such request.
     Activations grow with the pixels: attention is counted as fused (`ModelCard.row_values`).
     """
     need = estimate(card, rows=1).batch
     pixels = card.default_size.width * card.default_size.height * card.frames.default
-    return int(USABLE * free_bytes * pixels / need) if need else 0
+    return max(int(USABLE * free_bytes * pixels / need), pixels) if need else 0
 
 
 def largest_batch(card: ModelCard) -> Memory:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,10 @@ import torch
 
 from protos import gpu_worker_pb2 as pb
 from services.gpu_worker import service
+from services.gpu_worker.engine.layout_choice import LayoutChoice
 from services.gpu_worker.families import Family
 from services.gpu_worker.families.noop import NoopFamily
+from services.gpu_worker.models.measuring import load_warm
 from services.gpu_worker.models.residency import Resident
 from shared.domain.errors import ModelError
 from shared.domain.messages import GenerateImage, Message, WorkerReported, WorkersAssigned, lane_of, refine_lane
@@ -69,7 +71,8 @@ def drawn_with(job: Job) -> str:
 async def test_it_reports_what_it_measured_and_follows_an_assignment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "pixel_limits", lambda *_: {"small": 7, "large": 9})  # a model that waits has none
+    limits = {"small": 7, "large": 9}  # a model that waits has none
+    monkeypatch.setattr(service, "pixel_limits", lambda *_, to_start: limits)
     async with two_models(tmp_path) as (bench, reports):
         first = await runs(reports, "large")
         assert first.pixels == (("large", 9), ("small", 7))
@@ -86,6 +89,24 @@ async def test_it_reports_what_it_measured_and_follows_an_assignment(
         assert drawn_with(await bench.final(job.id)) == "small"
         described = await bench.service.Describe(pb.DescribeRequest(), None)
         assert [model.model for model in described.models] == ["large", "small"]  # both stay
+
+
+async def test_models_load_with_the_choices_of_their_layouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    choices, given = {"large": LayoutChoice()}, []
+
+    async def choices_of(settings: Settings, profiles: object, cards: Iterable[ModelCard]) -> dict[str, LayoutChoice]:
+        assert [card.name for card in cards] == ["large", "small"]
+        return choices
+
+    def load(card: ModelCard, settings: Settings, choices: dict[str, LayoutChoice]) -> Family:
+        given.append(choices)
+        return load_warm(card, settings, choices)
+
+    monkeypatch.setattr(service, "choices_of", choices_of)
+    monkeypatch.setattr(service, "load_warm", load)
+    async with two_models(tmp_path):
+        assert given
+        assert all(each is choices for each in given)
 
 
 async def test_a_switch_with_full_lanes_strands_nothing(tmp_path: Path) -> None:
