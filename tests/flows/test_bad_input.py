@@ -10,6 +10,7 @@ import pytest
 
 from protos import common_pb2, gateway_pb2
 from protos.gateway_pb2_grpc import GatewayServiceStub
+from services.gateway.roster import Roster
 from shared.domain.errors import ConflictError, InvalidRequestError, NotFoundError, OverloadedError
 from shared.runtime import rpc
 from tests.flows.conftest import Make
@@ -115,6 +116,14 @@ async def test_the_same_key_with_another_body_is_a_conflict_and_with_the_same_on
     assert again.job.id == first.job.id
     assert (again.png, again.seed) == (first.png, first.seed)
     assert theirs.job.id != first.job.id
+
+
+async def test_what_no_workers_memory_holds_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Roster, "pixel_limit", lambda self, model, now: 4096)  # as workers reported it
+    async with house(make()) as it:
+        with pytest.raises(InvalidRequestError, match=r"^size: frames × pixels must be at most 4096 \(the memory of"):
+            await it.client.plan("a fox", width=128, height=64)
+        assert await it.client.plan("a fox", width=64, height=64)
 
 
 async def test_a_retry_while_the_first_try_still_draws_waits_for_the_same_job(make: Make) -> None:
