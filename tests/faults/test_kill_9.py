@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from scripts.stack.servers import free_port
 from services.cache_maintainer.service import CacheMaintainerService
 from shared.client import AsyncClient, Picture
 from shared.domain.errors import UnavailableError
@@ -22,7 +23,6 @@ from shared.runtime.addresses import unreachable
 from shared.runtime.settings import Settings
 from tests import tiny
 from tests.flows.house import House, house
-from tests.flows.test_restart import free_port
 from tests.unit.cached import measured
 
 KILLS = 3

@@ -24,11 +24,11 @@ from pathlib import Path
 import pytest
 
 from scripts.stack import postgresql, rabbitmq, weaviate
+from scripts.stack.servers import free_port
 from scripts.stack.stack import STATE_FILE, Stack, missing
 from shared.catalog import Catalog, open_catalog
 from shared.domain.types import PlanSource
 from tests.contracts.servers import REQUIRED, folder
-from tests.flows.test_restart import free_port
 from tests.packaging.base_install import ALONE, COMMAND, ROOT, absent
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="the page needs make")

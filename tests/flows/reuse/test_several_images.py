@@ -11,6 +11,7 @@ import pytest
 
 from protos import gateway_pb2
 from protos.gateway_pb2_grpc import GatewayServiceStub
+from scripts.stack.servers import free_port
 from shared.client import Accepted, AsyncClient, Client, ImagesFailedError, Picture, Progress
 from shared.client.request_fields import request_message
 from shared.domain.errors import CancelledError, ConflictError, InvalidRequestError, OverloadedError
@@ -19,7 +20,6 @@ from shared.runtime.settings import Settings
 from tests.flows.conftest import Make
 from tests.flows.house import SLOW, House, house
 from tests.flows.reuse.test_named_start import difference
-from tests.flows.test_restart import free_port
 
 DUCK = "a yellow duck on a beach"
 
