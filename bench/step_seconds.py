@@ -113,7 +113,7 @@ def _lines(family: Any, trained: Sequence[tuple[Any, float]], layout: str) -> di
 
     The corrected one never saw a held-out mix, so it predicts by line and correction."""
     from services.gpu_worker.engine.step_seconds import StepSeconds
-    from services.gpu_worker.models.step_profile import line_of, read_shipped
+    from shared.models.standalone import line_of, read_shipped
 
     line = line_of(family.card, read_shipped(family.card))
     cold, corrected = (StepSeconds(line, together=layout != "groups") for _ in range(2))

@@ -90,7 +90,7 @@ class Size(_message.Message):
     def __init__(self, width: _Optional[int] = ..., height: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("prompt", "negative_prompt", "width", "height", "frames", "steps", "guidance", "seed", "quality", "modality", "cache", "scope", "priority", "deadline_s", "drop_if_late", "savings", "fresh_noise", "user", "variation", "steps_auto", "from_job", "strength", "seconds", "continue_job")
+    __slots__ = ("prompt", "negative_prompt", "width", "height", "frames", "steps", "guidance", "seed", "quality", "modality", "cache", "scope", "priority", "deadline_s", "drop_if_late", "savings", "fresh_noise", "user", "variation", "steps_auto", "slo", "from_job", "strength", "seconds", "continue_job")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     NEGATIVE_PROMPT_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +111,7 @@ class Request(_message.Message):
     USER_FIELD_NUMBER: _ClassVar[int]
     VARIATION_FIELD_NUMBER: _ClassVar[int]
     STEPS_AUTO_FIELD_NUMBER: _ClassVar[int]
+    SLO_FIELD_NUMBER: _ClassVar[int]
     FROM_JOB_FIELD_NUMBER: _ClassVar[int]
     STRENGTH_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -135,11 +136,12 @@ class Request(_message.Message):
     user: str
     variation: Variation
     steps_auto: bool
+    slo: str
     from_job: str
     strength: float
     seconds: float
     continue_job: str
-    def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., steps: _Optional[int] = ..., guidance: _Optional[float] = ..., seed: _Optional[int] = ..., quality: _Optional[str] = ..., modality: _Optional[_Union[Modality, str]] = ..., cache: _Optional[_Union[CacheMode, str]] = ..., scope: _Optional[_Union[Scope, str]] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., drop_if_late: bool = ..., savings: _Optional[float] = ..., fresh_noise: _Optional[float] = ..., user: _Optional[str] = ..., variation: _Optional[_Union[Variation, str]] = ..., steps_auto: bool = ..., from_job: _Optional[str] = ..., strength: _Optional[float] = ..., seconds: _Optional[float] = ..., continue_job: _Optional[str] = ...) -> None: ...
+    def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., steps: _Optional[int] = ..., guidance: _Optional[float] = ..., seed: _Optional[int] = ..., quality: _Optional[str] = ..., modality: _Optional[_Union[Modality, str]] = ..., cache: _Optional[_Union[CacheMode, str]] = ..., scope: _Optional[_Union[Scope, str]] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., drop_if_late: bool = ..., savings: _Optional[float] = ..., fresh_noise: _Optional[float] = ..., user: _Optional[str] = ..., variation: _Optional[_Union[Variation, str]] = ..., steps_auto: bool = ..., slo: _Optional[str] = ..., from_job: _Optional[str] = ..., strength: _Optional[float] = ..., seconds: _Optional[float] = ..., continue_job: _Optional[str] = ...) -> None: ...
 
 class ModelPlan(_message.Message):
     __slots__ = ("model", "start_step", "guidance", "steps", "prompted_from")
@@ -322,7 +324,7 @@ class Timings(_message.Message):
     def __init__(self, embed_s: _Optional[float] = ..., predict_s: _Optional[float] = ..., plan_s: _Optional[float] = ..., accept_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., fetch_s: _Optional[float] = ..., encode_s: _Optional[float] = ..., denoise_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., store_s: _Optional[float] = ..., total_s: _Optional[float] = ..., extract_s: _Optional[float] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("id", "state", "request", "plan", "attempt", "error", "model", "steps_run", "timings", "warnings", "created_at", "updated_at", "seed_given", "picture_bytes", "picture_sha256", "fps")
+    __slots__ = ("id", "state", "request", "plan", "attempt", "error", "model", "steps_run", "timings", "warnings", "created_at", "updated_at", "seed_given", "picture_bytes", "picture_sha256", "fps", "deadline_met", "predicted_s", "standalone_s")
     ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -339,6 +341,9 @@ class Job(_message.Message):
     PICTURE_BYTES_FIELD_NUMBER: _ClassVar[int]
     PICTURE_SHA256_FIELD_NUMBER: _ClassVar[int]
     FPS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MET_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_S_FIELD_NUMBER: _ClassVar[int]
+    STANDALONE_S_FIELD_NUMBER: _ClassVar[int]
     id: str
     state: JobState
     request: Request
@@ -355,4 +360,7 @@ class Job(_message.Message):
     picture_bytes: int
     picture_sha256: str
     fps: float
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., attempt: _Optional[int] = ..., error: _Optional[str] = ..., model: _Optional[str] = ..., steps_run: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., warnings: _Optional[_Iterable[str]] = ..., created_at: _Optional[float] = ..., updated_at: _Optional[float] = ..., seed_given: bool = ..., picture_bytes: _Optional[int] = ..., picture_sha256: _Optional[str] = ..., fps: _Optional[float] = ...) -> None: ...
+    deadline_met: bool
+    predicted_s: float
+    standalone_s: float
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., attempt: _Optional[int] = ..., error: _Optional[str] = ..., model: _Optional[str] = ..., steps_run: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., warnings: _Optional[_Iterable[str]] = ..., created_at: _Optional[float] = ..., updated_at: _Optional[float] = ..., seed_given: bool = ..., picture_bytes: _Optional[int] = ..., picture_sha256: _Optional[str] = ..., fps: _Optional[float] = ..., deadline_met: bool = ..., predicted_s: _Optional[float] = ..., standalone_s: _Optional[float] = ...) -> None: ...

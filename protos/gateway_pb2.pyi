@@ -62,14 +62,16 @@ class GenerateStreamResponse(_message.Message):
     def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., result: _Optional[_Union[GenerateResponse, _Mapping]] = ..., failed: _Optional[_Union[Image, _Mapping]] = ..., index: _Optional[int] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("job_id", "queue_position", "plan")
+    __slots__ = ("job_id", "queue_position", "plan", "predicted_s")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_POSITION_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_S_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     queue_position: int
     plan: _common_pb2.Plan
-    def __init__(self, job_id: _Optional[str] = ..., queue_position: _Optional[int] = ..., plan: _Optional[_Union[_common_pb2.Plan, _Mapping]] = ...) -> None: ...
+    predicted_s: float
+    def __init__(self, job_id: _Optional[str] = ..., queue_position: _Optional[int] = ..., plan: _Optional[_Union[_common_pb2.Plan, _Mapping]] = ..., predicted_s: _Optional[float] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("job_id", "step", "steps", "preview", "queue_position", "waits_again")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14global_monitor.proto\x12\x1c\x61\x66terimage.global_monitor.v1\"\x13\n\x11\x41llocationRequest\"\xf2\x04\n\x12\x41llocationResponse\x12=\n\x0b\x61ssignments\x18\x01 \x03(\x0b\x32(.afterimage.global_monitor.v1.Assignment\x12\x0c\n\x04mode\x18\x02 \x01(\t\x12\x16\n\x0erequests_per_s\x18\x03 \x01(\x01\x12\x10\n\x08hit_rate\x18\x04 \x01(\x01\x12X\n\rshare_by_step\x18\x05 \x03(\x0b\x32\x41.afterimage.global_monitor.v1.AllocationResponse.ShareByStepEntry\x12\x11\n\tpid_error\x18\x06 \x01(\x01\x12\x14\n\x0cpid_integral\x18\x07 \x01(\x01\x12\x12\n\npid_output\x18\x08 \x01(\x01\x12\x0e\n\x06target\x18\t \x01(\x01\x12\x13\n\x0bsmall_model\x18\n \x01(\t\x12\x11\n\tmiss_work\x18\x0b \x01(\x01\x12\x10\n\x08hit_work\x18\x0c \x01(\x01\x12\x12\n\nsmall_work\x18\r \x01(\x01\x12\x0b\n\x03why\x18\x0e \x01(\t\x12\x0c\n\x04kept\x18\x0f \x01(\t\x12\x37\n\x05lanes\x18\x10 \x03(\x0b\x32(.afterimage.global_monitor.v1.LaneDemand\x12\x35\n\x07history\x18\x11 \x03(\x0b\x32$.afterimage.global_monitor.v1.Change\x12\x10\n\x08set_mode\x18\x12 \x01(\t\x12\x10\n\x08period_s\x18\x13 \x01(\x01\x12\r\n\x05leads\x18\x14 \x01(\x08\x1a\x32\n\x10ShareByStepEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x96\x01\n\nAssignment\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0c\n\x04kind\x18\x04 \x01(\t\x12\x0f\n\x07running\x18\x05 \x01(\t\x12\x0c\n\x04rows\x18\x06 \x01(\r\x12\x10\n\x08max_rows\x18\x07 \x01(\r\x12\x0c\n\x04rate\x18\x08 \x01(\x01\x12\x0e\n\x06\x63redit\x18\t \x01(\x01\"\xef\x01\n\nLaneDemand\x12\x0c\n\x04lane\x18\x01 \x01(\t\x12\x10\n\x08modality\x18\x02 \x01(\t\x12\x16\n\x0erequests_per_s\x18\x03 \x01(\x01\x12\x12\n\nwork_per_s\x18\x04 \x01(\x01\x12P\n\rshare_by_step\x18\x05 \x03(\x0b\x32\x39.afterimage.global_monitor.v1.LaneDemand.ShareByStepEntry\x12\x0f\n\x07waiting\x18\x06 \x01(\x01\x1a\x32\n\x10ShareByStepEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xe4\x01\n\x06\x43hange\x12\n\n\x02\x61t\x18\x01 \x01(\x01\x12\x0c\n\x04mode\x18\x02 \x01(\t\x12R\n\x10workers_by_model\x18\x03 \x03(\x0b\x32\x38.afterimage.global_monitor.v1.Change.WorkersByModelEntry\x12\x10\n\x08switches\x18\x04 \x01(\r\x12\x16\n\x0erequests_per_s\x18\x05 \x01(\x01\x12\x0b\n\x03why\x18\x06 \x01(\t\x1a\x35\n\x13WorkersByModelEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x32\x89\x01\n\x14GlobalMonitorService\x12q\n\nAllocation\x12/.afterimage.global_monitor.v1.AllocationRequest\x1a\x30.afterimage.global_monitor.v1.AllocationResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14global_monitor.proto\x12\x1c\x61\x66terimage.global_monitor.v1\"\x13\n\x11\x41llocationRequest\"\x9c\x05\n\x12\x41llocationResponse\x12=\n\x0b\x61ssignments\x18\x01 \x03(\x0b\x32(.afterimage.global_monitor.v1.Assignment\x12\x0c\n\x04mode\x18\x02 \x01(\t\x12\x16\n\x0erequests_per_s\x18\x03 \x01(\x01\x12\x10\n\x08hit_rate\x18\x04 \x01(\x01\x12X\n\rshare_by_step\x18\x05 \x03(\x0b\x32\x41.afterimage.global_monitor.v1.AllocationResponse.ShareByStepEntry\x12\x11\n\tpid_error\x18\x06 \x01(\x01\x12\x14\n\x0cpid_integral\x18\x07 \x01(\x01\x12\x12\n\npid_output\x18\x08 \x01(\x01\x12\x0e\n\x06target\x18\t \x01(\x01\x12\x13\n\x0bsmall_model\x18\n \x01(\t\x12\x11\n\tmiss_work\x18\x0b \x01(\x01\x12\x10\n\x08hit_work\x18\x0c \x01(\x01\x12\x12\n\nsmall_work\x18\r \x01(\x01\x12\x0b\n\x03why\x18\x0e \x01(\t\x12\x0c\n\x04kept\x18\x0f \x01(\t\x12\x37\n\x05lanes\x18\x10 \x03(\x0b\x32(.afterimage.global_monitor.v1.LaneDemand\x12\x35\n\x07history\x18\x11 \x03(\x0b\x32$.afterimage.global_monitor.v1.Change\x12\x10\n\x08set_mode\x18\x12 \x01(\t\x12\x10\n\x08period_s\x18\x13 \x01(\x01\x12\r\n\x05leads\x18\x14 \x01(\x08\x12\x11\n\tdeadlines\x18\x15 \x01(\r\x12\x15\n\rdeadlines_met\x18\x16 \x01(\r\x1a\x32\n\x10ShareByStepEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x96\x01\n\nAssignment\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0c\n\x04kind\x18\x04 \x01(\t\x12\x0f\n\x07running\x18\x05 \x01(\t\x12\x0c\n\x04rows\x18\x06 \x01(\r\x12\x10\n\x08max_rows\x18\x07 \x01(\r\x12\x0c\n\x04rate\x18\x08 \x01(\x01\x12\x0e\n\x06\x63redit\x18\t \x01(\x01\"\xef\x01\n\nLaneDemand\x12\x0c\n\x04lane\x18\x01 \x01(\t\x12\x10\n\x08modality\x18\x02 \x01(\t\x12\x16\n\x0erequests_per_s\x18\x03 \x01(\x01\x12\x12\n\nwork_per_s\x18\x04 \x01(\x01\x12P\n\rshare_by_step\x18\x05 \x03(\x0b\x32\x39.afterimage.global_monitor.v1.LaneDemand.ShareByStepEntry\x12\x0f\n\x07waiting\x18\x06 \x01(\x01\x1a\x32\n\x10ShareByStepEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xe4\x01\n\x06\x43hange\x12\n\n\x02\x61t\x18\x01 \x01(\x01\x12\x0c\n\x04mode\x18\x02 \x01(\t\x12R\n\x10workers_by_model\x18\x03 \x03(\x0b\x32\x38.afterimage.global_monitor.v1.Change.WorkersByModelEntry\x12\x10\n\x08switches\x18\x04 \x01(\r\x12\x16\n\x0erequests_per_s\x18\x05 \x01(\x01\x12\x0b\n\x03why\x18\x06 \x01(\t\x1a\x35\n\x13WorkersByModelEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x32\x89\x01\n\x14GlobalMonitorService\x12q\n\nAllocation\x12/.afterimage.global_monitor.v1.AllocationRequest\x1a\x30.afterimage.global_monitor.v1.AllocationResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,19 +40,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ALLOCATIONREQUEST']._serialized_start=54
   _globals['_ALLOCATIONREQUEST']._serialized_end=73
   _globals['_ALLOCATIONRESPONSE']._serialized_start=76
-  _globals['_ALLOCATIONRESPONSE']._serialized_end=702
-  _globals['_ALLOCATIONRESPONSE_SHAREBYSTEPENTRY']._serialized_start=652
-  _globals['_ALLOCATIONRESPONSE_SHAREBYSTEPENTRY']._serialized_end=702
-  _globals['_ASSIGNMENT']._serialized_start=705
-  _globals['_ASSIGNMENT']._serialized_end=855
-  _globals['_LANEDEMAND']._serialized_start=858
-  _globals['_LANEDEMAND']._serialized_end=1097
-  _globals['_LANEDEMAND_SHAREBYSTEPENTRY']._serialized_start=652
-  _globals['_LANEDEMAND_SHAREBYSTEPENTRY']._serialized_end=702
-  _globals['_CHANGE']._serialized_start=1100
-  _globals['_CHANGE']._serialized_end=1328
-  _globals['_CHANGE_WORKERSBYMODELENTRY']._serialized_start=1275
-  _globals['_CHANGE_WORKERSBYMODELENTRY']._serialized_end=1328
-  _globals['_GLOBALMONITORSERVICE']._serialized_start=1331
-  _globals['_GLOBALMONITORSERVICE']._serialized_end=1468
+  _globals['_ALLOCATIONRESPONSE']._serialized_end=744
+  _globals['_ALLOCATIONRESPONSE_SHAREBYSTEPENTRY']._serialized_start=694
+  _globals['_ALLOCATIONRESPONSE_SHAREBYSTEPENTRY']._serialized_end=744
+  _globals['_ASSIGNMENT']._serialized_start=747
+  _globals['_ASSIGNMENT']._serialized_end=897
+  _globals['_LANEDEMAND']._serialized_start=900
+  _globals['_LANEDEMAND']._serialized_end=1139
+  _globals['_LANEDEMAND_SHAREBYSTEPENTRY']._serialized_start=694
+  _globals['_LANEDEMAND_SHAREBYSTEPENTRY']._serialized_end=744
+  _globals['_CHANGE']._serialized_start=1142
+  _globals['_CHANGE']._serialized_end=1370
+  _globals['_CHANGE_WORKERSBYMODELENTRY']._serialized_start=1317
+  _globals['_CHANGE_WORKERSBYMODELENTRY']._serialized_end=1370
+  _globals['_GLOBALMONITORSERVICE']._serialized_start=1373
+  _globals['_GLOBALMONITORSERVICE']._serialized_end=1510
 # @@protoc_insertion_point(module_scope)

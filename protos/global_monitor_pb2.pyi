@@ -11,7 +11,7 @@ class AllocationRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class AllocationResponse(_message.Message):
-    __slots__ = ("assignments", "mode", "requests_per_s", "hit_rate", "share_by_step", "pid_error", "pid_integral", "pid_output", "target", "small_model", "miss_work", "hit_work", "small_work", "why", "kept", "lanes", "history", "set_mode", "period_s", "leads")
+    __slots__ = ("assignments", "mode", "requests_per_s", "hit_rate", "share_by_step", "pid_error", "pid_integral", "pid_output", "target", "small_model", "miss_work", "hit_work", "small_work", "why", "kept", "lanes", "history", "set_mode", "period_s", "leads", "deadlines", "deadlines_met")
     class ShareByStepEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,8 @@ class AllocationResponse(_message.Message):
     SET_MODE_FIELD_NUMBER: _ClassVar[int]
     PERIOD_S_FIELD_NUMBER: _ClassVar[int]
     LEADS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINES_FIELD_NUMBER: _ClassVar[int]
+    DEADLINES_MET_FIELD_NUMBER: _ClassVar[int]
     assignments: _containers.RepeatedCompositeFieldContainer[Assignment]
     mode: str
     requests_per_s: float
@@ -59,7 +61,9 @@ class AllocationResponse(_message.Message):
     set_mode: str
     period_s: float
     leads: bool
-    def __init__(self, assignments: _Optional[_Iterable[_Union[Assignment, _Mapping]]] = ..., mode: _Optional[str] = ..., requests_per_s: _Optional[float] = ..., hit_rate: _Optional[float] = ..., share_by_step: _Optional[_Mapping[int, float]] = ..., pid_error: _Optional[float] = ..., pid_integral: _Optional[float] = ..., pid_output: _Optional[float] = ..., target: _Optional[float] = ..., small_model: _Optional[str] = ..., miss_work: _Optional[float] = ..., hit_work: _Optional[float] = ..., small_work: _Optional[float] = ..., why: _Optional[str] = ..., kept: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[LaneDemand, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[Change, _Mapping]]] = ..., set_mode: _Optional[str] = ..., period_s: _Optional[float] = ..., leads: bool = ...) -> None: ...
+    deadlines: int
+    deadlines_met: int
+    def __init__(self, assignments: _Optional[_Iterable[_Union[Assignment, _Mapping]]] = ..., mode: _Optional[str] = ..., requests_per_s: _Optional[float] = ..., hit_rate: _Optional[float] = ..., share_by_step: _Optional[_Mapping[int, float]] = ..., pid_error: _Optional[float] = ..., pid_integral: _Optional[float] = ..., pid_output: _Optional[float] = ..., target: _Optional[float] = ..., small_model: _Optional[str] = ..., miss_work: _Optional[float] = ..., hit_work: _Optional[float] = ..., small_work: _Optional[float] = ..., why: _Optional[str] = ..., kept: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[LaneDemand, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[Change, _Mapping]]] = ..., set_mode: _Optional[str] = ..., period_s: _Optional[float] = ..., leads: bool = ..., deadlines: _Optional[int] = ..., deadlines_met: _Optional[int] = ...) -> None: ...
 
 class Assignment(_message.Message):
     __slots__ = ("worker", "model", "role", "kind", "running", "rows", "max_rows", "rate", "credit")

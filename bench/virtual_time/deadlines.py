@@ -19,8 +19,8 @@ from bench.measuring.recording import command_line, machine, quantile, record, s
 from services.gpu_worker.engine.scheduler import Decision, decide
 from services.gpu_worker.engine.slack import Kind, Timed, decide_by_slack
 from services.gpu_worker.engine.step_seconds import StepSeconds
-from services.gpu_worker.models.step_profile import line_of, pixels_of, read_shipped
 from shared.models import ModelCard, find_card
+from shared.models.standalone import line_of, pixels_of, read_shipped
 from shared.models.step_regression import mix_of
 
 LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5)

@@ -68,6 +68,10 @@ _PREVIEWS = (
     "New or empty folder for previews during the run: step-0010.png, … (animated for a clip). -: show the last preview "
     "in the terminal."
 )
+_SLO = (
+    "Class of the deadline in place of --deadline-s, such as standard: a multiple of the time that the image takes "
+    "alone (setting slo_classes). A late image still comes, with a warning."
+)
 _CONTINUE = (
     "Finished clip to go on from: its job's id, or a file that this command wrote. The result is that clip, then the "
     "new frames."
@@ -120,6 +124,7 @@ def generate(
     strip: Strip = None,
     previews: Annotated[Path | None, Optional(help=_PREVIEWS)] = None,
     deadline_s: Annotated[float | None, Optional(help="Seconds after which the job is dropped.")] = None,
+    slo: Annotated[str | None, Optional(help=_SLO)] = None,
     user: Annotated[
         str | None,
         Optional(help="User who owns the image. Default: your login name, which people may share in containers."),
@@ -172,6 +177,7 @@ def generate(
         "fresh_noise": fresh_noise,
         "deadline_s": deadline_s,
         "drop_if_late": deadline_s is not None,
+        "slo": slo,
         "variation": _one_of("variation", variation, ("auto", "same", "new")),
         "from_job": files["from"].job if "from" in files else from_job,
         "strength": strength,

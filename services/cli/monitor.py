@@ -94,6 +94,9 @@ def _summary(answer: pb.AllocationResponse) -> Panel:
         f"{answer.why}",
         f"PID output {answer.pid_output:.2f}, error {answer.pid_error:+.2f}, integral {answer.pid_integral:+.2f}",
     ]
+    if answer.deadlines:
+        share = answer.deadlines_met / answer.deadlines
+        lines.append(f"deadlines met lately: {answer.deadlines_met} of {answer.deadlines} ({share:.0%})")
     if answer.kept:
         lines.append(f"not switched: {answer.kept}")
     return Panel("\n".join(lines), title="global monitor", title_align="left", highlight=False, expand=False)

@@ -13,6 +13,7 @@ from typing import Any
 
 from protos import common_pb2 as pb
 from services.gateway.admission import FinishRate, QueueLength, RetryAfter, check_disk, check_queue
+from services.gateway.finish import Fleet, Standalones, check_in_time, finish_s, fleet_of
 from services.gateway.lookup import Lookup, Planned
 from services.gateway.roster import Roster
 from services.gateway.sweeper import Confirmer
@@ -62,6 +63,8 @@ class Intake:
         self._settings, self._clock, self._backends = context.settings, context.clock, context.backends
         self._models, self._hints = models, hints
         self._lookup = Lookup(context, models.cards)
+        every = {**models.cards, **({models.video.name: models.video} if models.video else {})}
+        self.standalones = Standalones(every, context.backends.catalog.profiles)
         self._roster = roster
         self._queue, self._sent_away = QueueLength(), RetryAfter()
         scheme, _, folder = context.settings.blobs_url.partition(":")
@@ -83,7 +86,7 @@ class Intake:
         requests, card = self._requests(message, caller, len(job_ids))
         body = body_hash(message, len(job_ids)) if caller.idempotency_key else ""
         try:
-            images = await self._admitted(requests, card)
+            images = await self._admitted(requests, card, job_ids)
         except (OverloadedError, UnavailableError, NotFoundError):
             # a retry gets its accepted job, even if the queue or the disk is full, no worker can load the model now, or
             # the image that the request starts from has expired
@@ -93,15 +96,14 @@ class Intake:
             return [Accepted(job, Timings(), confirmed=job.promised) for job in first]
         try:
             planning_s = self._clock.monotonic() - start
-            jobs = [self._job(job_id, *image) for job_id, image in zip(job_ids, images, strict=True)]
-            durable = durable or any(picture for _, picture in images)
-            rows, created = await self._written(jobs, caller, body, durable=durable)
+            durable = durable or any(picture for _, _, picture in images)
+            rows, created = await self._written([job for job, _, _ in images], caller, body, durable=durable)
         finally:
             self._queue.arrived(len(job_ids))
         confirmed = [await self._announce(row, previews) if created else row.promised for row in rows]
         accept_s = self._clock.monotonic() - start - planning_s
         accepted = []
-        for row, (planned, picture), sent in zip(rows, images, confirmed, strict=True):
+        for row, (_, planned, picture), sent in zip(rows, images, confirmed, strict=True):
             timings = replace(planned.timings, accept_s=accept_s)
             _observe(timings)
             accepted.append(Accepted(row, timings, picture if created else b"", sent))
@@ -110,7 +112,8 @@ class Intake:
     async def plan(self, message: pb.Request, caller: Caller, count: int = 1) -> list[Job]:
         """Return the jobs that `accept` would create now, without ids. Writes, sends and counts nothing."""
         requests, card = self._requests(message, caller, count)
-        return [self._job("", one, b"") for one in await self._lookup.plan(requests, card, dry_run=True)]
+        planned = await self._lookup.plan(requests, card, dry_run=True)
+        return await self._predicted([self._job("", one, b"") for one in planned], refuse=False)
 
     async def close(self) -> None:
         await self._confirmer.close()
@@ -120,6 +123,10 @@ class Intake:
         now = self._clock.monotonic()
         fitting = partial(self._roster.pixel_limit, now=now)
         request, card = validate(message, self._models, self._settings, caller.tenant, fitting)
+        if request.slo:
+            multiple = self._settings.slo_classes[request.slo]
+            seconds = self.standalones.slo_s(request, card.name, multiple, self._fleet(card.name))
+            request = replace(request, deadline_s=seconds)
         return seeds_of(request, count), card
 
     async def _first(self, caller: Caller, body: str, count: int) -> list[Job]:
@@ -145,9 +152,11 @@ class Intake:
         row, created = await rows.accept(jobs[0], **key)
         return [row], created
 
-    async def _admitted(self, requests: Sequence[Request], card: ModelCard) -> list[tuple[Planned, bytes]]:
-        """Admit and plan the images of a request; return each plan, and the image of each exact repeat, which needs
-        neither disk space nor a worker. The caller must write the jobs' rows and call `_queue.arrived`. Raises
+    async def _admitted(
+        self, requests: Sequence[Request], card: ModelCard, job_ids: Sequence[str]
+    ) -> list[tuple[Job, Planned, bytes]]:
+        """Admit and plan the images of a request; return each job, its plan, and the image of each exact repeat, which
+        needs neither disk space nor a worker. The caller must write the jobs' rows and call `_queue.arrived`. Raises
         OverloadedError, NobodyAbleError and StorageFullError."""
         undrawable = self._undrawable(card)
         if undrawable is not None and not _may_repeat(requests[0]):
@@ -158,10 +167,12 @@ class Intake:
             pictures = [await self._stored_picture(one) for one in planned]
             if undrawable is not None and not all(pictures):
                 raise undrawable
+            images = zip(job_ids, planned, pictures, strict=True)
+            jobs = await self._predicted([self._job(job_id, one, picture) for job_id, one, picture in images])
         except BaseException:
             self._queue.arrived(len(requests))
             raise
-        return list(zip(planned, pictures, strict=True))
+        return list(zip(jobs, planned, pictures, strict=True))
 
     def _undrawable(self, card: ModelCard) -> NobodyAbleError | StorageFullError | None:
         """Return the reason why no image of this model can be generated now; None when there is none."""
@@ -202,6 +213,27 @@ class Intake:
             await self._lookup.replan(planned, exact=False)
             return b""
 
+    async def _predicted(self, jobs: Sequence[Job], *, refuse: bool = True) -> list[Job]:
+        """Return the jobs with their predicted finish, where their request has a deadline. With the setting
+        `refuse_late`, raises LateError for one that is predicted late."""
+        found, ahead = list[Job](), 0.0
+        for job in jobs:
+            if job.request.deadline_s is not None and job.standalone_s and not job.state.final:
+                fleet = self._fleet(job.plan.model)
+                backlog = await self._backends.catalog.jobs.backlog(job.lane)
+                before = replace(backlog, queued=backlog.queued + len(found), queued_s=backlog.queued_s + ahead)
+                predicted_s = finish_s(job.standalone_s, before, fleet)
+                if refuse and self._settings.refuse_late:
+                    check_in_time(job.request, job.standalone_s, predicted_s)
+                job = replace(job, predicted_s=predicted_s)
+            ahead += job.standalone_s
+            found.append(job)
+        return found
+
+    def _fleet(self, model: str) -> Fleet:
+        reports = self._roster.reports(self._clock.monotonic())
+        return fleet_of(model, reports, self.standalones.of(model), self._settings.max_rows)
+
     def _job(self, job_id: str, planned: Planned, picture: bytes) -> Job:
         assert planned.plan is not None
         request = planned.request
@@ -222,6 +254,7 @@ class Intake:
                 request, planned.card.compat(request.size, request.steps, request.frames), planned.card.sampler_id
             ),
             warnings=tuple(planned.warnings),
+            standalone_s=0.0 if picture else self.standalones.plan_s(request, plan, self._fleet(plan.model)),
         )
 
     async def _announce(self, job: Job, previews: bool) -> bool:

@@ -20,7 +20,7 @@ from shared.domain.errors import AfterimageError, BlobMissingError, NotFoundErro
 from shared.domain.messages import JobSucceeded, Progress
 from shared.domain.types import Job, Modality, Result, Timings
 from shared.runtime.rpc_types import job_to_proto, plan_to_proto
-from shared.runtime.telemetry import log
+from shared.runtime.telemetry import METRICS, log
 
 _KEPT = 4096
 _OURS = ("extract_s", "embed_s", "predict_s", "plan_s", "accept_s")
@@ -120,6 +120,8 @@ class FinishedLog:
         facts |= {"seconds": round(job.updated_at - job.created_at, 3)}  # both by the catalog's clock
         facts |= {"prompt": request.prompt} if self._prompts else {}
         facts |= {"error": error} if (error := job.error or dropped_because(job)) else {}
+        if job.deadline_met is not None:
+            METRICS.deadlines.labels(request.slo or "none", "met" if job.deadline_met else "missed").inc()
         log("gateway").info("request finished", **facts)
 
     async def close(self) -> None:
@@ -141,7 +143,9 @@ def _add(gateway: Timings, run: pb.Timings) -> None:
 
 def accepted_event(job: Job, position: int) -> gateway_pb2.GenerateStreamResponse:
     return gateway_pb2.GenerateStreamResponse(
-        accepted=gateway_pb2.Accepted(job_id=job.id, queue_position=position, plan=plan_to_proto(job.plan))
+        accepted=gateway_pb2.Accepted(
+            job_id=job.id, queue_position=position, plan=plan_to_proto(job.plan), predicted_s=job.predicted_s
+        )
     )
 
 

@@ -54,6 +54,10 @@ class Roster:
         lacking = {name for name in self._models if live and all(_lacks(report, name) for report in live)}
         return frozenset(lacking.difference(*(able for able, at in self._able.values() if now - at <= RESTART_S)))
 
+    def reports(self, now: float) -> list[WorkerReported]:
+        """Return the last report of every live worker; empty until every worker has had time to report."""
+        return self._live(now)
+
     def _live(self, now: float) -> list[WorkerReported]:
         """Return the last report of every live worker; empty until every worker has had time to report."""
         if self._silent(now) or now < self._whole_at:

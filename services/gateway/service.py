@@ -53,6 +53,7 @@ class GatewayService(GatewayServiceServicer):
         self._roster = Roster(context.settings.report_s, cards)
         self._reports = await bus.subscribe([WorkerReported], self._reported)
         self._intake = Intake(context, models, self._hints, self._roster)
+        await self._intake.standalones.read()
         self._calls = Calls(
             context, self._intake, self._hints, fps={name: card.frames.fps for name, card in cards.items()}
         )

@@ -133,6 +133,7 @@ def validate(
         user=message.user,
         priority=message.priority,
         deadline_s=_deadline(message),
+        slo=_slo(message, settings),
         drop_if_late=message.drop_if_late,
         savings=_share(message, "savings", 0.5),
         fresh_noise=_share(message, "fresh_noise", 0.0),
@@ -271,6 +272,16 @@ def _deadline(message: pb.Request) -> float | None:
     if not (math.isfinite(message.deadline_s) and message.deadline_s > 0):
         raise InvalidRequestError("deadline_s", "must be a number of seconds above 0", message.deadline_s)
     return message.deadline_s
+
+
+def _slo(message: pb.Request, settings: Settings) -> str:
+    """Return the class of the deadline; empty without one. `Intake` computes the seconds."""
+    if message.slo and message.HasField("deadline_s"):
+        raise InvalidRequestError("slo", "name slo or deadline_s, not both", message.slo)
+    if message.slo and message.slo not in settings.slo_classes:
+        rule = f"must be one of {', '.join(settings.slo_classes) or 'none'} (slo_classes)"
+        raise InvalidRequestError("slo", rule, message.slo)
+    return message.slo
 
 
 def _strength(message: pb.Request, steps: int) -> float:

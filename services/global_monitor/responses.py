@@ -11,7 +11,10 @@ from services.global_monitor.demand import LaneDemand
 from services.global_monitor.roster import Worker
 
 
-def allocation(decision: Decision, rules: Rules, history: Iterable[pb.Change], *, leads: bool) -> pb.AllocationResponse:
+def allocation(
+    decision: Decision, rules: Rules, history: Iterable[pb.Change], deadlines: tuple[int, int], *, leads: bool
+) -> pb.AllocationResponse:
+    """deadlines: jobs with a deadline that ended lately, and those that met it."""
     demand, work, pid = decision.demand, decision.work, decision.pid
     return pb.AllocationResponse(
         assignments=[_assignment(worker, decision, rules) for worker in decision.workers],
@@ -34,6 +37,8 @@ def allocation(decision: Decision, rules: Rules, history: Iterable[pb.Change], *
         set_mode=rules.mode,
         period_s=rules.period_s,
         leads=leads,
+        deadlines=deadlines[0],
+        deadlines_met=deadlines[1],
     )
 
 

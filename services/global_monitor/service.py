@@ -60,6 +60,8 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
         self._leads = self._leadership.held
         self._blind = self._unheard = False
         self._renewed = self._next = self._told = self._counted = float("-inf")
+        self._deadlines = 0, 0
+        """Jobs with a deadline that ended within the demand window, and those that met it."""
         self._shown: Decision | None = None
         self._history: deque[pb.Change] = deque(maxlen=HISTORY)
         self._news: set[asyncio.Event] = set()
@@ -103,7 +105,7 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
 
     def _answer(self) -> pb.AllocationResponse:
         view = self._monitor.view(self._context.clock.monotonic())
-        return allocation(view, self._monitor.rules, self._history, leads=self._leads)
+        return allocation(view, self._monitor.rules, self._history, self._deadlines, leads=self._leads)
 
     def _wake(self) -> None:
         for news in self._news:
@@ -144,6 +146,7 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
         if at - self._told >= self._settings.report_s:
             self._told = at
             await self._tell()
+            await self._count_deadlines()
             if self._leads:
                 show(self._monitor.view(at), self._monitor.rules)
             self._wake()
@@ -191,6 +194,12 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
             self._unheard = True
         else:
             self._unheard = False
+
+    async def _count_deadlines(self) -> None:
+        try:
+            self._deadlines = await self._catalog.jobs.deadlines(self._settings.monitor_window_s)
+        except AfterimageError:  # the last numbers stay; `_take_turns` logs that the catalog is away
+            return
 
     async def _renew(self) -> None:
         if self._leadership.alone:

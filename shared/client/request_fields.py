@@ -52,6 +52,8 @@ class RequestFields(TypedDict, total=False):
     """Jobs of higher priority run first."""
     deadline_s: float | None
     """Seconds from acceptance."""
+    slo: str | None
+    """Class of the deadline in place of `deadline_s`: a multiple of the time alone (setting `slo_classes`)."""
     drop_if_late: bool | None
     """Drop the job when the deadline passes, in the queue or between two steps, or when no client waits for it."""
     savings: float | None

@@ -96,6 +96,8 @@ class Accepted:
     plan: Plan
     index: int = 0
     """Number of the image among the images of its request."""
+    predicted_s: float = 0.0
+    """Predicted seconds from acceptance to the finish, of a request with a deadline; 0: no prediction."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,7 @@ def event_of(message: gateway_pb2.GenerateStreamResponse) -> Event | Failed:
     match message.WhichOneof("event"):
         case "accepted":
             it = message.accepted
-            return Accepted(it.job_id, it.queue_position, plan_from_proto(it.plan), message.index)
+            return Accepted(it.job_id, it.queue_position, plan_from_proto(it.plan), message.index, it.predicted_s)
         case "progress":
             step, known = message.progress, message.index
             waits = step.waits_again

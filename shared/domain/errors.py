@@ -81,6 +81,13 @@ class StorageFullError(OverloadedError):
     """
 
 
+class LateError(OverloadedError):
+    """By the predicted step times, the request cannot finish before its deadline (setting `refuse_late`).
+
+    Send the request again after the retry delay, or with the later deadline that the message names.
+    """
+
+
 class UnavailableError(AfterimageError):
     """A service or server that this one needs does not answer.
 

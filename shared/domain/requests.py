@@ -96,7 +96,7 @@ class Request(Stored):
     user: str = ""
     priority: int = 0
     deadline_s: float | None = None
-    """Seconds after acceptance."""
+    """Seconds after acceptance. Of a request that names `slo`, the gateway computes them."""
     drop_if_late: bool = False
     savings: float = 0.5
     """Balance of quality and savings: 0 best quality, 1 most steps saved, 0.5 the profiled K table (NIRVANA §5.3.1)."""
@@ -111,6 +111,8 @@ class Request(Stored):
     """Share of the steps that run after the image of `from_job`, or after the last frame of `continue_job`."""
     continue_job: Annotated[str, Field(exclude_if=lambda job: not job)] = ""
     """Id of the job after whose last frame this clip goes on; empty: the clip is of its own."""
+    slo: Annotated[str, Field(exclude_if=lambda slo: not slo)] = ""
+    """Class of the deadline, of the setting `slo_classes`; empty: none named."""
 
     @property
     def named_job(self) -> str:

@@ -175,6 +175,10 @@ class Job:
     """The row notes that the broker has the job's task. Only the catalog writes this note, shortly after the send."""
     buried: bool = False
     """The row of a failed job notes that its task is a dead letter."""
+    standalone_s: float = 0.0
+    """Predicted seconds of the plan on a worker of its own; 0: unknown."""
+    predicted_s: float = 0.0
+    """Seconds from acceptance to the finish that the gateway predicted then; 0: no prediction."""
     mask: Mask | None = None
     """Masks of the result, until the job's entry names them; None: not segmented yet, or the entry has them."""
 
@@ -183,6 +187,18 @@ class Job:
         """The prompt's embeddings by the name under which an index finds them (FlexCache §5); empty: not embedded."""
         named = {"whole": self.vector, OBJECT: self.object_vector, BACKGROUND: self.background_vector}
         return {name: vector for name, vector in named.items() if vector} if self.vector else {}
+
+    @property
+    def deadline_met(self) -> bool | None:
+        """Whether the image came before its deadline, by the catalog's clock. None: no deadline, not ended yet, or
+        cancelled before the deadline."""
+        limit = self.request.deadline_s
+        if limit is None or not self.state.final:
+            return None
+        in_time = self.updated_at <= self.created_at + limit
+        if self.state is JobState.CANCELLED and in_time:
+            return None
+        return self.state is JobState.SUCCEEDED and in_time
 
     @property
     def frames(self) -> int:

@@ -87,6 +87,7 @@ def request_to_proto(request: Request) -> pb.Request:
         from_job=request.from_job,
         strength=request.strength if request.named_job else None,
         continue_job=request.continue_job,
+        slo=request.slo,
     )
     if request.deadline_s is not None:
         message.deadline_s = request.deadline_s
@@ -120,6 +121,7 @@ def request_from_proto(message: pb.Request, *, tenant: str, seed_given: bool) ->
         from_job=message.from_job,
         strength=message.strength if message.HasField("strength") else 1.0,
         continue_job=message.continue_job,
+        slo=message.slo,
     )
 
 
@@ -208,7 +210,11 @@ def job_to_proto(job: Job) -> pb.Job:
         created_at=job.created_at,
         updated_at=job.updated_at,
         seed_given=job.request.seed_given,
+        predicted_s=job.predicted_s,
+        standalone_s=job.standalone_s,
     )
+    if job.deadline_met is not None:
+        message.deadline_met = job.deadline_met
     if job.result is not None:
         message.model = job.result.model
         message.steps_run = job.result.steps_run
@@ -233,6 +239,8 @@ def job_from_proto(message: pb.Job) -> Job:
         created_at=message.created_at,
         updated_at=message.updated_at,
         warnings=tuple(message.warnings),
+        predicted_s=message.predicted_s,
+        standalone_s=message.standalone_s,
     )
 
 

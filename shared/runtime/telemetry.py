@@ -41,9 +41,16 @@ class Metrics:
         self.refused = counter(
             "refused",
             "Requests refused before acceptance, by error type. InvalidRequestError is the client's mistake, "
-            "OverloadedError a full queue, StorageFullError a full disk.",
+            "OverloadedError a full queue, StorageFullError a full disk, LateError a deadline that cannot be met.",
             "reason",
         )
+        self.deadlines = counter(
+            "deadlines",
+            "Jobs with a deadline that ended, by class of AFTERIMAGE_SLO_CLASSES (`none`: the client gave seconds) and "
+            "outcome: met, missed (late, dropped or failed). met / (met + missed) is the SLO attainment. Jobs that a "
+            "client cancelled in time do not count.",
+            "slo", "outcome",
+        )  # fmt: skip
         self.stage_seconds = histogram(
             "stage_seconds",
             "Seconds that a request spent in one stage. Gateway: extract and embed (the calls included), predict, "

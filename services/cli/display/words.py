@@ -234,6 +234,7 @@ def job_sheet(view: JobView) -> Table:
         "degraded": "; ".join(plan.degraded),
         "steps run": f"{view.steps_run}{_resumed(view)}",
         "attempts": str(job.attempt),
+        "deadline": deadline(job),
         "warnings": "; ".join(job.warnings),
         kind_of(view): f"{view.picture_bytes} bytes, sha256 {view.picture_sha256}" if view.picture_bytes else "",
         "seconds": seconds_by_stage(view),
@@ -242,6 +243,19 @@ def job_sheet(view: JobView) -> Table:
         if value:
             table.add_row(name, Text(value))
     return table
+
+
+def deadline(job: Job) -> str:
+    """Return the deadline with its class, the predicted finish, and whether it was met; empty without a deadline."""
+    request = job.request
+    if request.deadline_s is None:
+        return ""
+    said = [f"{request.deadline_s:.3g} s" + (f" ({request.slo})" if request.slo else "")]
+    if job.predicted_s:
+        said.append(f"predicted {job.predicted_s:.3g} s")
+    if job.deadline_met is not None:
+        said.append("met" if job.deadline_met else "missed")
+    return ", ".join(said)
 
 
 def _resumed(view: JobView) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import median
 
+from shared.models.standalone import Line
 from shared.models.step_regression import Mix, StepRegression, pixels
 
 KEPT_MIXES = 512
@@ -19,27 +18,6 @@ LEARNING = 0.1
 """Share of a new step in the model's correction, a moving average of logarithms of measured / predicted."""
 ERROR = 0.1
 """Relative error that is assumed without a regression."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """Seconds of a forward pass as `fixed_s + per_pixel_s · pixels`, all passes counted: the cold start."""
-
-    fixed_s: float = 0.0
-    per_pixel_s: float = 1e-9
-    """The default stands for an unknown model; the first step corrects its scale."""
-
-
-def line_through(step_s: Mapping[int, float], pixels_each: int) -> Line:
-    """Return the least-squares line through seconds by requests, each of `pixels_each` pixels in all its passes."""
-    if not step_s:
-        return Line()
-    n, mean_x, mean_y = len(step_s), sum(step_s) / len(step_s), sum(step_s.values()) / len(step_s)
-    spread = sum((x - mean_x) ** 2 for x in step_s)
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in step_s.items()) / spread if n > 1 else 0.0
-    if not 0 < slope < mean_y / mean_x:  # one measurement, or a slope that leaves no fixed part
-        return Line(0.0, mean_y / mean_x / pixels_each)
-    return Line(mean_y - slope * mean_x, slope / pixels_each)
 
 
 class StepSeconds:

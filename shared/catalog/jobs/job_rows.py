@@ -78,6 +78,8 @@ def _job_of(row: Any) -> Job:
         warnings=tuple(json.loads(row.warnings)) if row.warnings else (),
         confirmed=bool(row.confirmed),
         buried=bool(row.buried),
+        standalone_s=row.standalone_s or 0.0,
+        predicted_s=row.predicted_s or 0.0,
     )
 
 
@@ -113,5 +115,8 @@ def row_of(job: Job) -> dict[str, Any]:
         "vector": job.vector,
         "object_vector": job.object_vector or None,
         "background_vector": job.background_vector or None,
+        "deadline_s": job.request.deadline_s,
+        "standalone_s": job.standalone_s or None,
+        "predicted_s": job.predicted_s or None,
         "mask_key": None,  # named later, once the clip is segmented
     }

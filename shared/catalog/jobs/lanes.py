@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,7 +12,7 @@ from shared.catalog.engines.database import Database
 from shared.catalog.jobs.checks import OF_CLIENTS
 from shared.catalog.jobs.exposure import HANDED_BACK
 from shared.catalog.jobs.job_rows import jobs_of, update_one
-from shared.catalog.tables import jobs, now_s
+from shared.catalog.tables import ENDED, jobs, now_s
 from shared.domain.types import URGENT, Job, JobState, Plan, to_json
 
 LOOKED_AT = 10
@@ -46,6 +47,33 @@ _PLACE = sa.select(c.state, c.lane, c.priority).where(c.id == sa.bindparam("job_
 _OLDEST = _WAITING.where(OF_CLIENTS).add_columns((_NOW - c.created_at).label("waits_s"))
 
 
+_BACKLOG = (
+    sa.select(
+        sa.func.count().filter(c.state == QUEUED).label("queued"),
+        sa.func.coalesce(sa.func.sum(c.standalone_s).filter(c.state == QUEUED), 0.0).label("queued_s"),
+        sa.func.count(c.standalone_s).filter(c.state == QUEUED).label("known"),
+        sa.func.count().filter(c.state == RUNNING).label("running"),
+    )
+    .select_from(jobs)
+    .where(c.state.in_((QUEUED, RUNNING)), c.lane == sa.bindparam("in_lane"))
+)
+
+_IN_TIME = c.updated_at <= c.created_at + c.deadline_s
+_DEADLINES = (
+    sa.select(
+        sa.func.count().label("ended"),
+        sa.func.count().filter(c.state == JobState.SUCCEEDED.value, _IN_TIME).label("met"),
+    )
+    .select_from(jobs)
+    .where(
+        sa.text(ENDED),
+        c.updated_at > _NOW - sa.bindparam("since_s", type_=sa.Double),
+        c.deadline_s.is_not(None),
+        sa.not_(sa.and_(c.state == JobState.CANCELLED.value, _IN_TIME)),
+    )
+)
+
+
 def _pages(connection: sa.Connection, query: sa.Select[Any], lane: str, limit: int, after: str) -> Iterator[list[Any]]:
     while rows := connection.execute(query, {"in_lane": lane, "most": limit, "behind": after}).all():
         yield list(rows)
@@ -74,6 +102,17 @@ def _queued(connection: sa.Connection, lane: str | None) -> int:
     return int(connection.execute(query).scalar_one())
 
 
+def _backlog(connection: sa.Connection, lane: str) -> Backlog:
+    row = connection.execute(_BACKLOG, {"in_lane": lane}).one()
+    each_s = row.queued_s / row.known if row.known else 0.0
+    return Backlog(row.queued, float(row.queued_s) + (row.queued - row.known) * each_s, row.running)
+
+
+def _deadlines(connection: sa.Connection, since_s: float) -> tuple[int, int]:
+    row = connection.execute(_DEADLINES, {"since_s": since_s}).one()
+    return int(row.ended), int(row.met)
+
+
 def _position(connection: sa.Connection, job_id: str) -> int:
     row = connection.execute(_PLACE, {"job_id": job_id}).first()
     if row is None or row.state != QUEUED:
@@ -81,6 +120,16 @@ def _position(connection: sa.Connection, job_id: str) -> int:
     urgent, before = c.priority >= URGENT, c.id < job_id
     ahead = sa.and_(urgent, before) if row.priority >= URGENT else sa.or_(urgent, before)
     return int(connection.execute(_COUNT_QUEUED.where(c.lane == row.lane, ahead)).scalar_one())
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Jobs of a lane that a new job finds."""
+
+    queued: int = 0
+    queued_s: float = 0.0
+    """Predicted seconds of the queued jobs, each alone; jobs without a prediction count as the mean of the others."""
+    running: int = 0
 
 
 class Lanes:
@@ -105,6 +154,15 @@ class Lanes:
 
     async def queued(self, lane: str | None = None) -> int:
         return await self._database.read(_queued, lane)
+
+    async def backlog(self, lane: str) -> Backlog:
+        """Return what waits and runs in this lane now."""
+        return await self._database.read(_backlog, lane)
+
+    async def deadlines(self, since_s: float) -> tuple[int, int]:
+        """Return the jobs with a deadline that ended within the last `since_s` seconds, and those that met it. Jobs
+        that were cancelled before their deadline do not count."""
+        return await self._database.read(_deadlines, since_s)
 
     async def position(self, job_id: str) -> int:
         """Return the number of queued jobs that the lane serves before this job; 0 if the job is not queued."""

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from shared.runtime.settings.section import Seconds, Section
+
+SloClasses = dict[
+    Annotated[str, Field(pattern=r"[a-z0-9_-]{1,32}$")], Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
+]
 
 
 class Jobs(Section):
@@ -34,6 +40,17 @@ class Jobs(Section):
     )
     max_queued: int = Field(
         256, ge=1, description="Jobs that may wait. Above this number the gateway refuses new jobs with a retry delay."
+    )
+    slo_classes: SloClasses = Field(
+        {"tight": 2.0, "standard": 5.0, "loose": 10.0},
+        max_length=16,
+        description="Classes of deadlines that a request may name in `slo`, each a multiple of the time that the "
+        "request takes alone (PatchedServe §8: 5). As JSON.",
+    )
+    refuse_late: bool = Field(
+        False,
+        description="Refuse a request whose predicted finish is after its deadline, with the earliest deadline that "
+        "could be met, instead of accepting it.",
     )
     min_free_bytes: int = Field(
         64 * 2**20,

@@ -60,3 +60,14 @@ def test_in_a_pipe_no_line_is_longer_than_what_it_says() -> None:
         console.print(shown(answer))
     assert "mode throughput, every 180 s" in text.get()
     assert max(map(len, text.get().splitlines())) < 120
+
+
+def test_deadlines_are_shown_once_there_are_some() -> None:
+    def said(answer: pb.AllocationResponse) -> str:
+        console = Console(width=WIDE, force_terminal=False)
+        with console.capture() as text:
+            console.print(shown(answer))
+        return text.get()
+
+    assert "deadlines" not in said(pb.AllocationResponse())
+    assert "deadlines met lately: 57 of 60 (95%)" in said(pb.AllocationResponse(deadlines=60, deadlines_met=57))

@@ -9,12 +9,13 @@ from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import Event, Finished, Joined
 from services.gpu_worker.engine.rows import FromState
 from services.gpu_worker.engine.schedulers import ByPriority, BySlack, Scheduler
-from services.gpu_worker.engine.step_seconds import Line, StepSeconds
+from services.gpu_worker.engine.step_seconds import StepSeconds
 from services.gpu_worker.families.unet import UNetFamily
 from services.gpu_worker.models.step_profile import scheduler_of
 from shared.domain.types import Size
 from shared.models import find_card
 from shared.models.k_table import NoProfiles
+from shared.models.standalone import Line
 from shared.models.step_regression import mix_of
 from shared.runtime.settings import Settings
 from tests.unit.gpu_worker.conftest import LoadFamily

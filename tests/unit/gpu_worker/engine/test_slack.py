@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from services.gpu_worker.engine.scheduler import decide
 from services.gpu_worker.engine.slack import PATIENCE, Timed, decide_by_slack, finishes
-from services.gpu_worker.engine.step_seconds import Line, StepSeconds
+from services.gpu_worker.engine.step_seconds import StepSeconds
+from shared.models.standalone import Line
 from shared.models.step_regression import mix_of
 
 NOBODY: frozenset[str] = frozenset()

@@ -12,12 +12,13 @@ from rich.console import Console
 
 from services.cli.profiles.mixes import fit, measure_mixes, measure_tasks, profile_mixes
 from services.cli.profiles.storing import store_measured
-from services.gpu_worker.engine.step_seconds import ENOUGH, ERROR, Line, StepSeconds, line_through
+from services.gpu_worker.engine.step_seconds import ENOUGH, ERROR, StepSeconds
 from services.gpu_worker.families.unet import UNetFamily
-from services.gpu_worker.models.step_profile import line_of, predictor_of, read_shipped
+from services.gpu_worker.models.step_profile import predictor_of
 from shared.catalog import open_catalog
 from shared.domain.types import Size
 from shared.models import find_card
+from shared.models.standalone import Line, line_of, line_through, read_shipped
 from shared.models.step_regression import FILE, LEAST_MIXES, Mix, mix_of
 from shared.runtime.settings import Settings
 from tests.unit.gpu_worker.engine.conftest import task

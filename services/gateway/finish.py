@@ -1,0 +1,136 @@
+"""Predicted finish of a request at its acceptance, and the refusal of one that would be late (PatchedServe §6)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from shared.catalog.jobs.lanes import Backlog
+from shared.domain.errors import AfterimageError, InvalidRequestError, LateError
+from shared.domain.messages import WorkerReported
+from shared.domain.types import Plan, Request
+from shared.models import ModelCard
+from shared.models.k_table import Profiles
+from shared.models.latency import KIND
+from shared.models.standalone import Line, Standalone, line_through
+from shared.runtime.telemetry import log
+
+UNKNOWN = Line(1.0, 0.0)
+"""Step times that were neither profiled nor reported: batches count as no slower than single rows."""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The workers of one model, by their reports."""
+
+    workers: int = 1
+    rows: int = 1
+    """Rows of one worker's batch."""
+    step_s: Line = UNKNOWN
+    """Seconds of a step by rows."""
+    one_row_s: float = 0.0
+    """Seconds of a step of one row; 0: not reported."""
+
+    def slowdown(self, rows: int) -> float:
+        """Return the factor by which the steps of a request take longer in a batch of this many rows."""
+        alone = self.step_s.fixed_s + self.step_s.per_pixel_s
+        return max((self.step_s.fixed_s + self.step_s.per_pixel_s * rows) / alone, 1.0)
+
+
+def fleet_of(model: str, reports: Iterable[WorkerReported], standalone: Standalone | None, max_rows: int) -> Fleet:
+    """Return the fleet that serves this model: by the live workers' reports, or one worker like the model's profile
+    where none has reported."""
+    serving = [one for one in reports if model == one.model or (model in one.serves and model not in one.cannot)]
+    measured: dict[int, list[float]] = {}
+    for report in serving:
+        for name, rows, seconds in report.step_s:
+            if name == model and rows > 0 and seconds > 0:
+                measured.setdefault(rows, []).append(seconds)
+    step_s = {rows: median(seconds) for rows, seconds in measured.items()}
+    if len(step_s) < 2 and standalone is not None and standalone.known:
+        scale = next((seconds / standalone.step_s(rows) for rows, seconds in step_s.items()), 1.0)
+        step_s = {rows: scale * standalone.step_s(rows) for rows in (1, max_rows)}
+    line = line_through(step_s, 1) if step_s else UNKNOWN
+    one_row_s = line.fixed_s + line.per_pixel_s if measured else 0.0
+    rows = max((one.max_rows for one in serving), default=max_rows)
+    return Fleet(max(len(serving), 1), max(rows, 1), line, one_row_s)
+
+
+def finish_s(own_s: float, backlog: Backlog, fleet: Fleet) -> float:
+    """Return the predicted seconds from acceptance to the finish of a request that takes `own_s` alone.
+
+    The jobs ahead leave at the rate of full batches; then the request runs in a batch as full as the others.
+    """
+    busy, places = backlog.queued + backlog.running, fleet.workers * fleet.rows
+    if busy < places:
+        return own_s * fleet.slowdown(min(busy // fleet.workers + 1, fleet.rows))
+    full = fleet.slowdown(fleet.rows)
+    return backlog.queued_s * full / places + own_s * full
+
+
+def check_in_time(request: Request, own_s: float, predicted_s: float) -> None:
+    """Raise LateError if the request is predicted late, InvalidRequestError if it would be late on an idle worker."""
+    limit = request.deadline_s
+    if limit is None or predicted_s <= limit:
+        return
+    field = "slo" if request.slo else "deadline_s"
+    if own_s > limit:
+        rule = f"must leave at least {_up(own_s)} s, the predicted time of this request alone"
+        raise InvalidRequestError(field, rule, f"{limit:g} s")
+    delay = predicted_s - limit
+    raise LateError(
+        f"{field}: {limit:g} s cannot be met, the predicted finish is {_up(predicted_s)} s after acceptance; retry in "
+        f"{delay:.1f} s, or set deadline_s to at least {_up(predicted_s)}",
+        retry_after_s=delay,
+    )
+
+
+def _up(seconds: float) -> str:
+    """Return the seconds with one decimal, rounded up, so that a deadline of that many is enough."""
+    return f"{math.ceil(seconds * 10) / 10:g}"
+
+
+class Standalones:
+    """Seconds that requests take alone, by the profiles of the served models."""
+
+    def __init__(self, cards: Mapping[str, ModelCard], profiles: Profiles) -> None:
+        self._cards, self._profiles = cards, profiles
+        self._known: dict[str, Standalone] = {}
+
+    async def read(self) -> None:
+        """Read the profiles. Without the catalog, those beside the weights count."""
+        for name, card in self._cards.items():
+            try:
+                measured = await self._profiles.get(KIND, name, card.weights_hash)
+            except AfterimageError as error:
+                log("gateway").warning("measured step times not read", model=name, error=str(error))
+                measured = None
+            self._known[name] = Standalone.of(card, measured)
+
+    def of(self, model: str) -> Standalone | None:
+        return self._known.get(model)
+
+    def plan_s(self, request: Request, plan: Plan, fleet: Fleet) -> float:
+        """Return the seconds of the plan's steps alone; 0: unknown."""
+        known = self._known.get(plan.model)
+        if known is None:
+            return 0.0
+        steps = plan.run_steps(request.steps) - plan.start_step
+        guidance = plan.run_guidance(request.guidance)
+        return known.seconds(request.size, request.frames, guidance, steps, fleet.one_row_s)
+
+    def slo_s(self, request: Request, model: str, multiple: float, fleet: Fleet) -> float:
+        """Return the deadline of a class: a multiple of the request's time from noise by the model that it names.
+        Raises InvalidRequestError where that time is unknown."""
+        known = self._known.get(model)
+        alone_s = (
+            0.0
+            if known is None
+            else known.seconds(request.size, request.frames, request.guidance, request.steps, fleet.one_row_s)
+        )
+        if alone_s <= 0:
+            rule = f"model {model!r} has no measured step times; run `afterimage profile`, or name deadline_s"
+            raise InvalidRequestError("slo", rule, request.slo)
+        return multiple * alone_s

@@ -1,0 +1,62 @@
+"""Classes of deadlines, predictions and refusals, from the client to the worker and back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from prometheus_client import REGISTRY
+
+from shared.client import Accepted, Picture
+from shared.domain.errors import InvalidRequestError, OverloadedError
+from tests.flows.conftest import Make
+from tests.flows.house import house
+
+MODEL = "noop:?step_ms=2&row_ms=2"
+"""50 steps take .2 s alone."""
+
+
+def ended(slo: str, outcome: str) -> float:
+    return REGISTRY.get_sample_value("afterimage_deadlines_total", {"slo": slo, "outcome": outcome}) or 0.0
+
+
+async def test_a_class_becomes_seconds_and_the_job_says_whether_it_met_them(make: Make) -> None:
+    before = ended("standard", "met"), ended("none", "missed")
+    async with house(make(large=MODEL, slo_classes={"standard": 100.0})) as it:
+        events = [event async for event in it.client.generate_stream("a red fox", seed=1, steps=50, slo="standard")]
+        accepted, picture = events[0], events[-1]
+        assert isinstance(accepted, Accepted)
+        assert isinstance(picture, Picture)
+        job = picture.job
+        assert job.request.slo == "standard"
+        assert job.request.deadline_s == pytest.approx(100 * 0.2)
+        assert accepted.predicted_s == job.predicted_s == pytest.approx(0.2)
+        assert (await it.client.get_job(job.id)).job.deadline_met is True
+        late = await it.client.generate("a blue fox", seed=1, steps=50, deadline_s=0.01)
+        assert late.job.deadline_met is False
+        with pytest.raises(InvalidRequestError, match=r"slo: must be one of standard .*'fast'"):
+            await it.client.generate("a fox", slo="fast")
+        with pytest.raises(InvalidRequestError, match="slo: name slo or deadline_s, not both"):
+            await it.client.generate("a fox", slo="standard", deadline_s=3.0)
+        async with asyncio.timeout(20):
+            while (ended("standard", "met"), ended("none", "missed")) != (before[0] + 1, before[1] + 1):
+                await asyncio.sleep(0.01)
+
+
+async def test_a_request_that_would_be_late_is_refused_where_that_is_set(make: Make) -> None:
+    async with house(make(large=MODEL, refuse_late=True)) as it:
+        with pytest.raises(InvalidRequestError, match=r"deadline_s: must leave at least 0\.2 s"):
+            await it.client.generate("a red fox", steps=50, deadline_s=0.05)
+        await it.client.generate("a red fox", steps=50, deadline_s=60.0)
+
+
+async def test_a_refusal_names_a_delay(make: Make) -> None:
+    async with house(make(large=MODEL, refuse_late=True, max_rows=1)) as it:
+        asking = [asyncio.create_task(it.client.generate(f"fox {n}", steps=50, cache="off")) for n in range(4)]
+        async with asyncio.timeout(20):
+            while len((await it.client.list_jobs())[0]) < 4:
+                await asyncio.sleep(0.005)
+        with pytest.raises(OverloadedError, match=r"cannot be met.*retry in .* s, or set deadline_s") as late:
+            await it.client.generate("a red fox", steps=50, deadline_s=0.22, cache="off")
+        assert late.value.retry_after_s
+        await asyncio.gather(*asking)

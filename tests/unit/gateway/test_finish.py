@@ -1,0 +1,96 @@
+"""The predicted finish, and what a request is told that would be late."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from services.gateway.finish import UNKNOWN, Fleet, Standalones, check_in_time, finish_s, fleet_of
+from shared.catalog.jobs.lanes import Backlog
+from shared.domain.errors import InvalidRequestError, LateError
+from shared.domain.messages import WorkerReported
+from shared.domain.types import Plan, PlanSource, Request, Size
+from shared.models import find_card
+from shared.models.k_table import NoProfiles
+from shared.models.standalone import Line, Standalone
+
+REQUEST = Request("a fox", Size(64, 64), 50, 2.5, 1, deadline_s=5.0)
+CARD = find_card("bundled:large")
+FLEET = Fleet(workers=2, rows=4, step_s=Line(0.1, 0.1))
+"""A step of four rows takes 2.5 times as long as one of one row."""
+
+
+def test_on_idle_workers_a_request_takes_its_time_alone() -> None:
+    assert finish_s(2.0, Backlog(), FLEET) == 2.0
+    assert finish_s(2.0, Backlog(running=2), FLEET) == pytest.approx(2.0 * 1.5)  # beside one other on each worker
+
+
+def test_behind_a_full_batch_it_waits_for_the_jobs_ahead() -> None:
+    full = finish_s(2.0, Backlog(running=8), FLEET)
+    assert full == pytest.approx(2.0 * 2.5)
+    behind = finish_s(2.0, Backlog(queued=8, queued_s=16.0, running=8), FLEET)
+    assert behind == pytest.approx(full + 16.0 * 2.5 / 8)
+    assert finish_s(2.0, Backlog(queued=8, queued_s=16.0, running=8), replace(FLEET, workers=4)) < behind
+
+
+def test_reports_of_the_models_workers_count() -> None:
+    def report(name: str, model: str, *step_s: tuple[str, int, float]) -> WorkerReported:
+        return WorkerReported(name, "cpu", model, 0, 4, step_s, serves=(model,))
+
+    reports = [
+        report("a", "m", ("m", 1, 0.2), ("m", 4, 0.5)),
+        report("b", "m", ("m", 1, 0.4), ("m", 4, 0.7)),
+        report("c", "other", ("other", 1, 9.0)),
+    ]
+    fleet = fleet_of("m", reports, None, max_rows=8)
+    assert (fleet.workers, fleet.rows, round(fleet.one_row_s, 6)) == (2, 4, 0.3)
+    assert fleet.slowdown(4) == pytest.approx(0.6 / 0.3)
+    nobody = fleet_of("m", [], None, max_rows=8)
+    assert (nobody.workers, nobody.rows, nobody.step_s, nobody.one_row_s) == (1, 8, UNKNOWN, 0.0)
+    shipped = Standalone.of(CARD, None)
+    scaled = fleet_of(CARD.name, [report("a", CARD.name, (CARD.name, 1, 2 * shipped.step_s(1)))], shipped, max_rows=8)
+    assert scaled.one_row_s == pytest.approx(2 * shipped.step_s(1))
+    assert scaled.slowdown(8) == pytest.approx(shipped.step_s(8) / shipped.step_s(1))
+
+
+def test_a_late_request_is_told_when_it_could_be_in_time() -> None:
+    check_in_time(REQUEST, 2.0, 5.0)
+    check_in_time(replace(REQUEST, deadline_s=None), 2.0, 1e9)
+    with pytest.raises(
+        LateError, match=r"deadline_s: 5 s cannot be met.* 7\.3 s after.*retry in 2\.2 s.*7\.3$"
+    ) as late:
+        check_in_time(REQUEST, 2.0, 7.23)
+    assert late.value.retry_after_s == pytest.approx(2.23)
+    with pytest.raises(InvalidRequestError, match=r"slo: must leave at least 6 s.*'5 s'"):
+        check_in_time(replace(REQUEST, slo="tight"), 6.0, 7.0)  # no delay helps
+
+
+async def test_a_class_is_a_multiple_of_the_time_alone() -> None:
+    known = Standalones({CARD.name: CARD}, NoProfiles())
+    await known.read()
+    fleet, whole = Fleet(), Plan(PlanSource.NOISE, CARD.name)
+    alone_s = known.plan_s(REQUEST, whole, fleet)
+    assert alone_s > 0
+    assert known.slo_s(REQUEST, CARD.name, 5.0, fleet) == pytest.approx(5 * alone_s)
+    hit = known.plan_s(REQUEST, replace(whole, source=PlanSource.LATENT, start_step=25), fleet)
+    assert alone_s / 2 <= hit < alone_s  # decoding stays
+    assert known.plan_s(replace(REQUEST, size=Size(96, 96)), whole, fleet) > alone_s
+    assert known.plan_s(replace(REQUEST, guidance=1.0), whole, fleet) < alone_s
+    one_row_s = 3 * Standalone.of(CARD, None).step_s(1)
+    assert known.plan_s(REQUEST, whole, replace(fleet, one_row_s=one_row_s)) == pytest.approx(3 * alone_s)
+
+
+async def test_without_step_times_a_class_says_nothing() -> None:
+    unmeasured = Standalones({"noop": find_card("noop:")}, NoProfiles())
+    await unmeasured.read()
+    assert unmeasured.plan_s(REQUEST, Plan(PlanSource.NOISE, "noop"), Fleet()) == 0
+    with pytest.raises(InvalidRequestError, match="slo: model 'noop' has no measured step times"):
+        unmeasured.slo_s(replace(REQUEST, slo="tight"), "noop", 2.0, Fleet())
+
+
+def test_a_profile_of_this_deployment_is_not_rescaled_by_reports() -> None:
+    latency = {"step_s": {"1": 0.1, "2": 0.15}, "decode_s": 0.02}
+    here = Standalone.of(CARD, latency)
+    size, guidance = CARD.default_size, CARD.default_guidance
+    assert here.seconds(size, 1, guidance, 10, one_row_s=9.0) == pytest.approx(10 * 0.1 + 0.02)
