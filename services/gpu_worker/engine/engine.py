@@ -64,6 +64,8 @@ class Engine:
         self._tell_every_s = tell_every_s
         self._waiting: dict[str, Task] = {}
         self._running: dict[str, Row] = {}
+        self._aside: dict[str, Row] = {}
+        """Rows that the scheduler set aside: they keep their state and run no step."""
         self._cancelled: set[str] = set()
         self._spent: dict[str, float] = {}
         """Seconds of steps by model in the batch, beyond those of the model with the fewest."""
@@ -71,7 +73,7 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        return not self._waiting and not self._running
+        return not self._waiting and not self._running and not self._aside
 
     @property
     def rows(self) -> int:
@@ -79,26 +81,26 @@ class Engine:
 
     def submit(self, task: Task) -> None:
         """Queue a task. Raises ModelError when its id is already in the engine."""
-        if task.id in self._waiting or task.id in self._running:
+        if self._holds(task.id):
             raise ModelError(f"task {task.id!r} is in the engine already")
         self._arrived += 1
         self._waiting[task.id] = replace(task, arrived=self._arrived)
 
     def cancel(self, task_id: str) -> None:
         """Remove the task before the next step. An unknown id is ignored: the task may just have finished."""
-        if task_id in self._waiting or task_id in self._running:
+        if self._holds(task_id):
             self._cancelled.add(task_id)
 
     def preview(self, task_id: str) -> None:
         """Add previews to the task's events from its next step on. An unknown id is ignored."""
         if task_id in self._waiting:
             self._waiting[task_id] = replace(self._waiting[task_id], preview=True)
-        elif (row := self._running.get(task_id)) is not None:
+        elif (row := self._running.get(task_id) or self._aside.get(task_id)) is not None:
             row.task = replace(row.task, preview=True)
 
     def abandon(self, error: Exception) -> list[Event]:
         """Remove every task because the engine itself failed."""
-        return [self._leave(task_id, error) for task_id in [*self._waiting, *self._running]]
+        return [self._leave(task_id, error) for task_id in [*self._waiting, *self._running, *self._aside]]
 
     def step(self) -> list[Event]:
         """Run one denoising step for the rows of each model whose turn it is; return the events."""
@@ -115,13 +117,21 @@ class Engine:
     def _decide(self) -> Decision:
         waiting, running, cancelled = [*self._waiting.values()], [*self._running.values()], frozenset(self._cancelled)
         limits = self.max_rows, self._max_pixels
-        return self._scheduler.decide(waiting, running, cancelled, self._clock(), *limits, self.families)
+        aside = [*self._aside.values()]
+        return self._scheduler.decide(waiting, running, cancelled, self._clock(), *limits, self.families, aside)
+
+    def _holds(self, task_id: str) -> bool:
+        return task_id in self._waiting or task_id in self._running or task_id in self._aside
 
     # run
 
     def _run(self, decision: Decision) -> tuple[list[Event], Outcome]:
         events = [self._leave(task_id, CancelledError("cancelled")) for task_id in decision.cancel]
         events += [self._leave(task_id, DeadlineError("the deadline passed")) for task_id in decision.late]
+        for task_id in decision.aside:
+            self._aside[task_id] = self._running.pop(task_id)
+        for task_id in decision.resume:
+            self._running[task_id] = self._aside.pop(task_id)
         events += [self._join(self._waiting.pop(task_id)) for task_id in decision.join]
         outcome: Outcome = []
         for name, rows in self._rows_in_turn().items():
@@ -148,7 +158,7 @@ class Engine:
 
     def _leave(self, task_id: str, error: Exception) -> Event:
         self._waiting.pop(task_id, None)
-        row = self._running.pop(task_id, None)
+        row = self._running.pop(task_id, None) or self._aside.pop(task_id, None)
         self._cancelled.discard(task_id)
         return Left(task_id, error, row.done - row.started if row else 0)
 

@@ -41,6 +41,10 @@ class Decision:
     late: tuple[str, ...] = ()
     aged: tuple[str, ...] = ()
     """Those of `join` that go first because they waited long (slack.py)."""
+    aside: tuple[str, ...] = ()
+    """Running rows that are set aside for the task of `join` (set_aside.py)."""
+    resume: tuple[str, ...] = ()
+    """Rows that were set aside and run again."""
 
 
 def decide(

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from services.gpu_worker.engine.family import Family
+from services.gpu_worker.engine.finishes import Timed
 from services.gpu_worker.engine.passes import passes_of, resolution_of
 from services.gpu_worker.engine.rows import FromNoise, Row, Task
 from services.gpu_worker.engine.scheduler import Decision, decide
-from services.gpu_worker.engine.slack import Timed, decide_by_slack
+from services.gpu_worker.engine.slack import decide_by_slack
 from services.gpu_worker.engine.step_seconds import StepSeconds
 from shared.models.step_regression import mix_of
 
@@ -29,7 +30,10 @@ class Scheduler(Protocol):
         max_rows: int,
         max_pixels: float,
         families: Families,
-    ) -> Decision: ...
+        aside: Sequence[Row] = (),
+    ) -> Decision:
+        """aside: rows that an earlier decision set aside."""
+        ...
 
     def took(self, model: str, rows: Sequence[Row], seconds: float) -> None:
         """Record the seconds of a step of these rows, all of one model."""
@@ -48,6 +52,7 @@ class ByPriority:
         max_rows: int,
         max_pixels: float,
         families: Families,
+        aside: Sequence[Row] = (),
     ) -> Decision:
         return decide(waiting, [row.task for row in running], cancelled, now, max_rows, max_pixels)
 
@@ -58,9 +63,10 @@ class ByPriority:
 class BySlack:
     """Least slack first, as predicted step times allow (slack.py)."""
 
-    def __init__(self, seconds: Mapping[str, StepSeconds] | None = None) -> None:
-        """seconds: the predictor of each model; one that knows nothing is added for a model without one."""
-        self._seconds = dict(seconds or {})
+    def __init__(self, seconds: Mapping[str, StepSeconds] | None = None, *, set_aside: bool = False) -> None:
+        """seconds: the predictor of each model; one that knows nothing is added for a model without one. set_aside:
+        whether running rows may be set aside for an urgent task (set_aside.py)."""
+        self._seconds, self._set_aside = dict(seconds or {}), set_aside
         self._timed: dict[str, Timed] = {}
         """What the policy reads of each task in the engine."""
 
@@ -73,9 +79,10 @@ class BySlack:
         max_rows: int,
         max_pixels: float,
         families: Families,
+        aside: Sequence[Row] = (),
     ) -> Decision:
         known, self._timed = self._timed, {}
-        for task in (*waiting, *(row.task for row in running)):
+        for task in (*waiting, *(row.task for row in (*running, *aside))):
             self._timed[task.id] = known.get(task.id) or self._read(task, now, families.get(task.model))
         decision = decide_by_slack(
             [self._timed[task.id] for task in waiting],
@@ -85,9 +92,13 @@ class BySlack:
             max_rows,
             self._seconds,
             max_pixels,
+            [replace(self._timed[row.task.id], left=row.left) for row in aside],
+            may_set_aside=self._set_aside,
         )
         for name in decision.aged:
             self._timed[name] = replace(self._timed[name], aged=True)
+        for name in decision.aside:
+            self._timed[name] = replace(self._timed[name], was_aside=True, made_room_for=decision.join[0])
         return decision
 
     def took(self, model: str, rows: Sequence[Row], seconds: float) -> None:

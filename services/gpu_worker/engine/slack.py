@@ -7,47 +7,18 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
+from services.gpu_worker.engine.finishes import Kind, Timed, decode_s, finishes
 from services.gpu_worker.engine.scheduler import Decision, is_overdue
+from services.gpu_worker.engine.set_aside import Limits, rows_to_bring_back, rows_to_set_aside
 from services.gpu_worker.engine.step_seconds import StepSeconds
-from shared.models.step_regression import Resolution, mix_of, pixels
+from shared.models.step_regression import mix_of
 
 PATIENCE = 10.0
 """Standalone times after which a waiting task has aged."""
 AGED_SHARE = 4
 """One row in AGED_SHARE, and at least one, is kept for tasks that have aged."""
-
-Kind = tuple[Resolution, int]
-"""Resolution and forward passes of a task."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """A task as this policy reads it: the fields of `Queued`, and what its time depends on."""
-
-    id: str
-    model: str
-    kind: Kind
-    steps: int
-    """Steps that the task runs here, from its start step on."""
-    left: int
-    """Steps left of `steps`."""
-    since: float
-    """Time of submission."""
-    aged: bool = False
-    """True for a running task that joined because it had aged (`Decision.aged`)."""
-    frames: int = 1
-    priority: int = 0
-    deadline_at: float | None = None
-    drop_if_late: bool = False
-    alone: bool = False
-    arrived: int = 0
-
-    @property
-    def pixels(self) -> int:
-        """Return the pixels of all frames."""
-        return pixels(((self.kind[0], 1),))
 
 
 def decide_by_slack(
@@ -58,9 +29,12 @@ def decide_by_slack(
     max_rows: int,
     seconds: Mapping[str, StepSeconds],
     max_pixels: float = math.inf,
+    aside: Sequence[Timed] = (),
+    *,
+    may_set_aside: bool = False,
 ) -> Decision:
     """Decide which tasks join and which leave. `seconds`: the predictor of each model. Rows, frames and pixels are
-    limited as in `decide`.
+    limited as in `decide`. aside: rows that are set aside now; may_set_aside: whether more may be (set_aside.py).
 
     Slack = (deadline − now − predicted remaining) / standalone. Algorithm 1 of the paper, line by line:
 
@@ -82,18 +56,31 @@ def decide_by_slack(
       (t_batch + t_alone) / t_both ≥ 1 + the predictor's error. The test is left out for a task that has aged, and where
       no running row of its model can meet a deadline: without deadlines this policy is `decide`.
     """
-    overdue = (task.id for task in (*waiting, *running) if task.drop_if_late and is_overdue(task, now))
+    overdue = (task.id for task in (*waiting, *running, *aside) if task.drop_if_late and is_overdue(task, now))
     late = tuple(name for name in overdue if name not in cancelled)
     gone = cancelled.union(late)
     riding = [task for task in running if task.id not in gone] if gone else list(running)
     queue = [task for task in waiting if task.id not in gone] if gone else waiting
-    if queue and len(riding) < max_rows and not any(task.alone for task in riding):
-        joining = _Joining(riding, {task.model for task in queue}, now, max_rows, max_pixels, seconds)
-        for task, aged in _ordered(queue, joining):
-            if not joining.take(task, aged):
-                break
-        return Decision(tuple(joining.joined), tuple(cancelled), late, tuple(joining.aged))
-    return Decision(cancel=tuple(cancelled), late=late)
+    left = Decision(cancel=tuple(cancelled), late=late)
+    away = [task for task in aside if task.id not in gone]
+    if away:
+        back = rows_to_bring_back(riding, away, now, Limits(max_rows, max_pixels), seconds)
+        return replace(left, resume=tuple(task.id for task in back))
+    if not queue or any(task.alone for task in riding) or (len(riding) >= max_rows and not may_set_aside):
+        return left
+    joining = _Joining(riding, {task.model for task in queue}, now, max_rows, max_pixels, seconds)
+    order = list(_ordered(queue, joining))
+    for task, aged in order if len(riding) < max_rows else ():
+        if not joining.take(task, aged):
+            break
+    if joining.joined or not may_set_aside:
+        return replace(left, join=tuple(joining.joined), aged=tuple(joining.aged))
+    candidates = (task for task, _ in order)
+    found = rows_to_set_aside(candidates, riding, now, Limits(max_rows, max_pixels), seconds)
+    if found is None:
+        return left
+    guest, rows = found
+    return replace(left, join=(guest.id,), aside=tuple(row.id for row in rows))
 
 
 class _Joining:
@@ -176,28 +163,6 @@ class _Joining:
         return batch_s + alone_s >= (1 + predicted.error) * predicted.of(mix_of([*beside, task.kind]))
 
 
-def finishes(rows: Sequence[Timed], seconds: Mapping[str, StepSeconds]) -> list[float]:
-    """Return the seconds until each row is finished and decoded if no row joins.
-
-    Models share the time equally, so the steps of each take as many times longer as there are models.
-    """
-    found = [0.0] * len(rows)
-    by_model: dict[str, list[int]] = {}
-    for i, row in enumerate(rows):
-        by_model.setdefault(row.model, []).append(i)
-    for model, members in by_model.items():
-        predicted, at, ran = seconds[model], 0.0, 0
-        order = sorted(members, key=lambda i: rows[i].left)
-        for place, i in enumerate(order):
-            if rows[i].left > ran:
-                mix = mix_of(rows[j].kind for j in order[place:])
-                at += (rows[i].left - ran) * predicted.of(mix) * len(by_model)
-                ran = rows[i].left
-            at += _decode_s(rows[i], predicted)
-            found[i] = at
-    return found
-
-
 class _Remaining:
     """Predicted seconds of waiting tasks if each joined now, and alone; tasks of one kind share the predictions."""
 
@@ -218,9 +183,9 @@ class _Remaining:
         if line is None:
             line = self._lines[task.model, task.kind] = self._line(task)
         ran, at, rates, alone_s = line
-        decode_s = _decode_s(task, self._seconds[task.model])
+        ending_s = decode_s(task, self._seconds[task.model])
         place = bisect_left(ran, task.left) - 1
-        return at[place] + (task.left - ran[place]) * rates[place] + decode_s, task.steps * alone_s + decode_s
+        return at[place] + (task.left - ran[place]) * rates[place] + ending_s, task.steps * alone_s + ending_s
 
     def _line(self, task: Timed) -> tuple[list[int], list[float], list[float], float]:
         """Return steps, seconds after them, and seconds per step from there on, of a task beside the running rows; and
@@ -231,7 +196,7 @@ class _Remaining:
         ran, at = [0], [0.0]
         rates = [predicted.of(mix_of([task.kind, *(row.kind for row in rows)])) * models]
         for place, row in enumerate(rows):
-            ends = at[-1] + (row.left - ran[-1]) * rates[-1] + _decode_s(row, predicted)
+            ends = at[-1] + (row.left - ran[-1]) * rates[-1] + decode_s(row, predicted)
             rate = predicted.of(mix_of([task.kind, *(one.kind for one in rows[place + 1 :])])) * models
             if row.left == ran[-1] and len(ran) > 1:
                 at[-1], rates[-1] = ends, rate
@@ -262,7 +227,3 @@ def _ordered(queue: Sequence[Timed], joining: _Joining) -> Iterator[tuple[Timed,
         place = heapq.heappop(heap)[-1]
         if place not in first:
             yield queue[place], False
-
-
-def _decode_s(task: Timed, predicted: StepSeconds) -> float:
-    return predicted.decode_s(task.pixels)

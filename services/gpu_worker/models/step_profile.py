@@ -23,7 +23,9 @@ async def scheduler_of(settings: Settings, profiles: Profiles, cards: Iterable[M
     """Return the scheduler of the settings; by slack, with a predictor for each of these models."""
     if settings.scheduler == "priority":
         return ByPriority()
-    return BySlack({card.name: await predictor_of(settings, profiles, card) for card in cards})
+    return BySlack(
+        {card.name: await predictor_of(settings, profiles, card) for card in cards}, set_aside=settings.set_aside
+    )
 
 
 async def predictor_of(settings: Settings, profiles: Profiles, card: ModelCard) -> StepSeconds:

@@ -83,6 +83,11 @@ class Models(Section):
         "earliest deadline; slack takes the least slack by predicted step times, and keeps those out that would make a "
         "running request late. Where no request has a deadline both decide alike, but for requests that waited long.",
     )
+    set_aside: bool = Field(
+        False,
+        description="With scheduler=slack: set running requests aside between two steps where that saves a deadline "
+        "and makes no request late that was predicted on time. Each request is set aside at most once.",
+    )
     batch_invariant: int = Field(
         0,
         ge=0,

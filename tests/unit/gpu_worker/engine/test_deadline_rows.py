@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from services.gpu_worker.engine.engine import Engine
-from services.gpu_worker.engine.events import Event, Finished, Joined
+from services.gpu_worker.engine.events import Event, Finished, Joined, Left
 from services.gpu_worker.engine.rows import FromState
 from services.gpu_worker.engine.schedulers import ByPriority, BySlack, Scheduler
 from services.gpu_worker.engine.step_seconds import StepSeconds
 from services.gpu_worker.families.unet import UNetFamily
 from services.gpu_worker.models.step_profile import scheduler_of
+from shared.domain.errors import ModelError
 from shared.domain.types import Size
 from shared.models import find_card
 from shared.models.k_table import NoProfiles
@@ -102,3 +103,40 @@ async def test_the_setting_chooses_the_scheduler() -> None:
     card = find_card("bundled:large")
     assert isinstance(await scheduler_of(Settings(), NoProfiles(), [card]), ByPriority)
     assert isinstance(await scheduler_of(Settings(scheduler="slack"), NoProfiles(), [card]), BySlack)
+
+
+def test_a_row_that_was_set_aside_goes_on_bit_identical(load: LoadFamily) -> None:
+    family = load(4)
+    engine = Engine({"large": family}, max_rows=1, clock=lambda: 0.0, scheduler=aside_scheduler())
+    engine.submit(task("patient"))
+    events = [*engine.step(), *engine.step()]
+    engine.submit(task("urgent", seed=8, deadline_at=STEPS + 1.0))
+    events += engine.step()
+    assert (engine.rows, engine.idle) == (1, False)
+    engine.preview("patient")  # known while it is aside
+    events += run(engine)
+    assert [event.id for event in events if isinstance(event, Finished)] == ["urgent", "patient"]
+    for name, seed in (("patient", 7), ("urgent", 8)):
+        assert np.array_equal(finished(events)[name].latent, solo(family, task(seed=seed)).latent)
+
+
+def test_a_row_that_is_aside_can_be_cancelled_and_abandoned(family: UNetFamily) -> None:
+    for end in ("cancel", "abandon"):
+        engine = Engine({"large": family}, max_rows=1, clock=lambda: 0.0, scheduler=aside_scheduler())
+        engine.submit(task("patient"))
+        engine.step()
+        engine.submit(task("urgent", deadline_at=STEPS + 1.0))
+        engine.step()
+        with pytest.raises(ModelError, match="in the engine already"):
+            engine.submit(task("patient"))
+        if end == "cancel":
+            engine.cancel("patient")
+            left = [event for event in run(engine) if isinstance(event, Left)]
+        else:
+            left = [event for event in engine.abandon(ModelError("broken")) if isinstance(event, Left)]
+        assert "patient" in {event.id for event in left}
+        assert engine.idle
+
+
+def aside_scheduler() -> BySlack:
+    return BySlack({"large": second_per_step()}, set_aside=True)

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.gpu_worker.engine.finishes import Timed, finishes
 from services.gpu_worker.engine.scheduler import decide
-from services.gpu_worker.engine.slack import PATIENCE, Timed, decide_by_slack, finishes
+from services.gpu_worker.engine.slack import PATIENCE, decide_by_slack
 from services.gpu_worker.engine.step_seconds import StepSeconds
 from shared.models.standalone import Line
 from shared.models.step_regression import mix_of
