@@ -43,6 +43,14 @@ class Delivery(Protocol):
 
     message: Message
     redelivered: bool
+    lane: str
+
+    def stand_for(self, message: Message) -> None:
+        """Make this delivery the task of another message, which a return or a dead letter then carries.
+
+        If the worker dies, the bus may deliver the first message again.
+        """
+        ...
 
     async def ack(self) -> None: ...
 

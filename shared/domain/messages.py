@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from shared.domain.json_values import Stored
-from shared.domain.types import Modality, from_json, to_json
+from shared.domain.types import Job, Modality, from_json, to_json
 
 # ---- commands: one worker receives each, from a lane ----
 
@@ -26,6 +26,15 @@ class GenerateImage(Stored):
     """The stream that sent the job asked for previews. A stream that joins later publishes PreviewsRequested."""
     frames: int = 1
     """Frames of the clip, which count as rows of a worker; 1: an image."""
+    only: bool = False
+    """The task is for this job alone, which a worker has claimed before. Otherwise a worker may exchange it for the
+    task of a more urgent job of the lane (docs/delivery.md, Order across a lane)."""
+
+    @classmethod
+    def of(cls, job: Job, *, previews: bool = False) -> GenerateImage:
+        """Return the task of a job as its row says."""
+        plan = job.plan
+        return cls(job.id, plan.state_key, plan.state_sha256, previews, job.request.frames, only=job.attempt > 0)
 
 
 # ---- events: every subscriber receives each ----

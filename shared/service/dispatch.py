@@ -44,7 +44,7 @@ async def dispatch(
     """
     if write is not None and not await write:
         return Dispatched(written=False)
-    task = GenerateImage(job.id, job.plan.state_key, job.plan.state_sha256, previews, job.request.frames)
+    task = GenerateImage.of(job, previews=previews)
     sent = False
     try:
         await bus.send(job.lane, task, priority=job.request.priority)

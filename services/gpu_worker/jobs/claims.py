@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 
 from shared.catalog import Jobs
 from shared.domain.errors import NotFoundError, UnreadableRowError
@@ -63,8 +63,16 @@ class Claims:
 
     async def claim(self, job_id: str, *, alone: bool = False) -> Job | None:
         """Call the catalog's `claim`, and remember the job when no answer came."""
+        return await self._answered(job_id, self._jobs.claim(job_id, self.holder, self._lease_s, alone))
+
+    async def claim_new(self, job_id: str, lane: str, *, own_task: bool) -> Job | None:
+        """Call the catalog's `claim_new`, and remember the job when no answer came."""
+        claiming = self._jobs.claim_new(job_id, lane, self.holder, self._lease_s, own_task=own_task)
+        return await self._answered(job_id, claiming)
+
+    async def _answered(self, job_id: str, claiming: Awaitable[Job | None]) -> Job | None:
         try:
-            job = await self._jobs.claim(job_id, self.holder, self._lease_s, alone)
+            job = await claiming
         except UnreadableRowError:  # this is an answer
             raise
         except Exception:

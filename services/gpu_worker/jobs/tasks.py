@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
 from services.gpu_worker.jobs import endings
 from services.gpu_worker.jobs.attempt import Attempt, AttemptContext
@@ -21,8 +22,12 @@ from shared.catalog.jobs.exposure import RENEWALS
 from shared.domain.errors import AfterimageError, UnreadableRowError
 from shared.domain.messages import GenerateImage
 from shared.domain.types import Job
+from shared.domain.urgency import AGED_EVERY
 from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
+
+LOOKED_AT = 8
+"""Most urgent jobs that a worker reads at once: others may claim the first of them meanwhile."""
 
 
 class Tasks:
@@ -43,11 +48,14 @@ class Tasks:
         """Attempts in hand by their engine id."""
         # the lease already runs while the claim waits for its answer
         prompt = catalog.within(settings.lease_s / RENEWALS)
+        self._prompt = prompt.jobs
         self.claims = Claims(prompt.jobs, worker, settings.lease_s)
         self.endings = endings.Endings(context, worker, self.claims)
-        self.lanes = LaneConsumer(context.backends.bus, settings.max_rows, self.handle)
+        ordered = settings.lane_order == "urgent"
+        self.lanes = LaneConsumer(context.backends.bus, settings.max_rows, partial(self.handle, ordered=ordered))
         # a consumer of their own: clips that wait for rows would keep images from being taken
         self.clip_lanes = LaneConsumer(context.backends.bus, settings.max_rows, self.handle, ahead=False)
+        self._urgent_claims = 0
         self.gate = CatalogGate(catalog, self.lanes, self.clip_lanes)
         self._loops = (
             Renewal(catalog, self.claims, self.attempts, settings.lease_s),
@@ -72,8 +80,9 @@ class Tasks:
         claimed its own job again."""
         return [attempt for attempt in self.attempts.values() if attempt.job.id == job_id]
 
-    async def handle(self, delivery: Delivery) -> None:
-        """Carry out one task. If a backend is away or a bug raises an error, put the task back into its lane."""
+    async def handle(self, delivery: Delivery, *, ordered: bool = False) -> None:
+        """Carry out one task. If a backend is away or a bug raises an error, put the task back into its lane. ordered:
+        the task may be exchanged for that of a more urgent job of its lane."""
         message = delivery.message
         if not isinstance(message, GenerateImage):
             await delivery.bury(f"a generate lane takes GenerateImage only (got {type(message).__name__})")
@@ -81,7 +90,8 @@ class Tasks:
         try:
             for alone in (False, True):
                 async with self._process.turns.alone() if alone else self._process.turns.together():
-                    if await self._carry_out(message, delivery, alone):
+                    exchangeable = ordered and not alone and not message.only
+                    if await self._carry_out(message, delivery, alone, exchangeable):
                         return
         except UnreadableRowError:  # the catalog logs such a row once; a worker that can read the row takes the task
             await delivery.reject(delay_s=endings.BUSY_RETRY_S, counts=False)
@@ -93,25 +103,62 @@ class Tasks:
             log("gpu_worker").error("task put back", job=message.job_id, error=repr(error), exc_info=error)
             await delivery.reject(delay_s=endings.BUSY_RETRY_S, counts=False)
 
-    async def _carry_out(self, task: GenerateImage, delivery: Delivery, alone: bool) -> bool:
-        """Return False when the job must run alone in this process; the job stays unclaimed until then. A claimed job
-        that waits for others would count as present at their crash, and could be condemned in the end."""
+    async def _carry_out(self, task: GenerateImage, delivery: Delivery, alone: bool, ordered: bool) -> bool:
+        """Carry out the most urgent job of the lane, if `ordered`, else the task's own.
+
+        Return False when the job must run alone in this process; the job stays unclaimed until then. A claimed job that
+        waits for others would count as present at their crash, and could be condemned in the end.
+        """
+        if ordered and not delivery.redelivered and await self._carry_out_urgent(task, delivery):
+            return True
         # a redelivered task resumes from a checkpoint, or belongs to another worker: do not read its state ahead
         state = ("", "") if delivery.redelivered else (task.state_key, task.state_sha256)
         with contextlib.closing(ReadAhead(self._blobs, *state)) as ahead, self.claims.holding(task.job_id):
-            if (job := await self._claim(task.job_id, alone)) is not None:
+            if (job := await self._claim(self.claims.claim(task.job_id, alone=alone))) is not None:
+                if ordered:  # from now on its task must not be exchanged
+                    delivery.stand_for(GenerateImage.of(job))
                 if alone or job.crashes < CRASHES_TOGETHER:
                     await self._attempt(job, delivery, ahead, previews=task.previews)
                     return True
                 if await self.endings.release(job):
                     return False
+        if ordered and delivery.redelivered and await self._carry_out_urgent(task, delivery):
+            return True
         await self.endings.duplicate(task.job_id, delivery)
         return True
 
-    async def _claim(self, job_id: str, alone: bool) -> Job | None:
-        """Claim the job. A cancelled claim may already stand in the catalog: wait for its answer, then hand the job
+    async def _carry_out_urgent(self, task: GenerateImage, delivery: Delivery) -> bool:
+        """Carry out the most urgent job of the lane that no worker has claimed yet; return False if there is none.
+
+        The delivery then is the task of that job. Its own task, later in the lane, is for another job.
+        """
+        aged_first = self._urgent_claims % AGED_EVERY == AGED_EVERY - 1
+        unreadable = set[str]()
+        while job_ids := await self._prompt.urgent(delivery.lane, LOOKED_AT, aged_first=aged_first):
+            if unreadable.issuperset(job_ids):
+                return False
+            for job_id in job_ids:
+                own = job_id == task.job_id
+                with self.claims.holding(job_id):
+                    try:
+                        job = await self._claim(self.claims.claim_new(job_id, delivery.lane, own_task=own))
+                    except UnreadableRowError:
+                        unreadable.add(job_id)
+                        continue
+                    if job is None:
+                        continue
+                    self._urgent_claims += 1
+                    delivery.stand_for(GenerateImage.of(job))
+                    plan = job.plan
+                    with contextlib.closing(ReadAhead(self._blobs, plan.state_key, plan.state_sha256)) as ahead:
+                        await self._attempt(job, delivery, ahead, previews=own and task.previews, exchanged=not own)
+                    return True
+        return False
+
+    async def _claim(self, call: Coroutine[Any, Any, Job | None]) -> Job | None:
+        """Claim a job. A cancelled claim may already stand in the catalog: wait for its answer, then hand the job
         back."""
-        claiming = asyncio.ensure_future(self.claims.claim(job_id, alone=alone))
+        claiming = asyncio.ensure_future(call)
         try:
             return await asyncio.shield(claiming)
         except asyncio.CancelledError:
@@ -119,7 +166,9 @@ class Tasks:
                 self.endings.handed_back += 1
             raise
 
-    async def _attempt(self, job: Job, delivery: Delivery, ahead: ReadAhead, *, previews: bool) -> None:
+    async def _attempt(
+        self, job: Job, delivery: Delivery, ahead: ReadAhead, *, previews: bool, exchanged: bool = False
+    ) -> None:
         METRICS.job_attempts.labels(str(delivery.redelivered).lower()).inc()
         for older in self.attempts_at(job.id):
             older.cancel()
@@ -134,6 +183,8 @@ class Tasks:
                 await self.endings.attempt(attempt, delivery)
         except asyncio.CancelledError:
             await self.endings.hand_back(attempt)
+            if exchanged:  # the bus would deliver the task of the other job again, and none of this one
+                await delivery.reject(counts=False)
             raise
         finally:
             self.attempts.pop(attempt.id, None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shared.bus import Delivery
 from shared.domain.errors import UnavailableError
-from shared.domain.messages import decode
+from shared.domain.messages import Message, decode, encode
 
 if TYPE_CHECKING:  # the bus imports this module
     from shared.bus.inprocess import InProcessBus
@@ -49,7 +49,7 @@ class Lane:
 
 
 class _Delivery:
-    __slots__ = ("_parcel", "_receiver", "message", "redelivered")
+    __slots__ = ("_parcel", "_receiver", "lane", "message", "redelivered")
 
     def __init__(self, receiver: Receiver, parcel: Parcel) -> None:
         """Decode the parcel; raise KeyError or ValueError for a command that this version does not know."""
@@ -58,6 +58,11 @@ class _Delivery:
         parcel.delivered = True
         self._receiver = receiver
         self._parcel = parcel
+        self.lane = parcel.lane
+
+    def stand_for(self, message: Message) -> None:
+        self._parcel.kind, body = encode(message)
+        self._parcel.body, self.message = body, message
 
     async def ack(self) -> None:
         self._receiver.settle(self._parcel)

@@ -12,7 +12,7 @@ from aio_pika.abc import AbstractIncomingMessage
 from shared.bus.rabbitmq.link import GONE
 from shared.bus.rabbitmq.returns import SEEN, Returns
 from shared.domain.errors import AfterimageError, ConfigurationError
-from shared.domain.messages import Message, decode
+from shared.domain.messages import Message, decode, encode
 from shared.runtime.telemetry import log
 
 NOT_OURS_TASK_S = 5.0
@@ -34,13 +34,18 @@ class Hands(Protocol):
 class RabbitDelivery:
     """A task on the channel that delivered it. If that channel is lost, the broker redelivers the task."""
 
-    __slots__ = ("_hands", "_lane", "_task", "message", "redelivered")
+    __slots__ = ("_hands", "_other", "_task", "lane", "message", "redelivered")
 
     def __init__(self, hands: Hands, lane: str, task: AbstractIncomingMessage) -> None:
         """Decode the task; raise KeyError or ValueError for a command that this version does not know."""
         self.message: Message = decode(task.type or "", task.body)
         self.redelivered = bool(task.redelivered or task.headers.get(SEEN))
-        self._hands, self._lane, self._task = hands, lane, task
+        self._hands, self.lane, self._task = hands, lane, task
+        self._other: tuple[str, bytes] | None = None
+        """Kind and body of the message that this delivery stands for instead of its own."""
+
+    def stand_for(self, message: Message) -> None:
+        self.message, self._other = message, encode(message)
 
     async def ack(self) -> None:
         if self._hands.settle(self._task):
@@ -49,12 +54,13 @@ class RabbitDelivery:
 
     async def reject(self, *, delay_s: float = 0.0, counts: bool = True) -> None:
         if self._hands.settle(self._task):
-            await moved(self._task, self._hands.returns.give_back(self._lane, self._task, delay_s, counts=counts))
+            returns = self._hands.returns
+            await moved(self._task, returns.give_back(self.lane, self._task, delay_s, counts=counts, other=self._other))
 
     async def bury(self, reason: str) -> bool:
         if not self._hands.settle(self._task):
             return False
-        return await moved(self._task, self._hands.returns.bury(self._lane, self._task, reason))
+        return await moved(self._task, self._hands.returns.bury(self.lane, self._task, reason, self._other))
 
 
 async def moved(task: AbstractIncomingMessage, copying: Awaitable[None]) -> bool:

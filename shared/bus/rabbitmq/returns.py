@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, TypeAlias
 
 from aio_pika import Message as Parcel
 from aio_pika.abc import AbstractIncomingMessage
@@ -18,6 +18,8 @@ RETURNS, SEEN = "afterimage-returns", "afterimage-seen"
 LANE, REASON, AT = "afterimage-lane", "afterimage-reason", "afterimage-at-ms"
 """Headers of a dead letter: its lane, and the reason and time of its dead-lettering."""
 
+Other: TypeAlias = tuple[str, bytes] | None
+
 _log = log("bus")
 
 
@@ -27,20 +29,25 @@ class Returns:
     def __init__(self, publisher: Publisher, delivery_limit: int) -> None:
         self._publisher, self._delivery_limit = publisher, delivery_limit
 
-    async def give_back(self, lane: str, task: AbstractIncomingMessage, delay_s: float, *, counts: bool) -> None:
-        """Put a copy at the lane's end, after a delay queue if `delay_s` > 0; dead-letter it beyond the limit."""
+    async def give_back(
+        self, lane: str, task: AbstractIncomingMessage, delay_s: float, *, counts: bool, other: Other = None
+    ) -> None:
+        """Put a copy at the lane's end, after a delay queue if `delay_s` > 0; dead-letter it beyond the limit.
+
+        other: kind and body of the copy, if not the task's own.
+        """
         returns = _returns_of(task) + counts
         if returns > self._delivery_limit:
             limit = f"returned {returns} times, more than the delivery limit of {self._delivery_limit}"
-            await self.bury(lane, task, limit)
+            await self.bury(lane, task, limit, other)
         else:
             queue = lane_queue(lane) if delay_s <= 0 else retry_queue(lane, delay_s)
-            await self._publisher.put(queue, _copy(task, {RETURNS: returns, SEEN: True}))
+            await self._publisher.put(queue, _copy(task, {RETURNS: returns, SEEN: True}, other))
 
-    async def bury(self, lane: str, task: AbstractIncomingMessage, reason: str) -> None:
+    async def bury(self, lane: str, task: AbstractIncomingMessage, reason: str, other: Other = None) -> None:
         _log.warning("dead_letter", lane=lane, kind=task.type, reason=reason)
         headers = {LANE: lane, REASON: reason[:2000], AT: time.time_ns() // 1_000_000, RETURNS: _returns_of(task)}
-        await self._publisher.put(DEAD_LETTERS, _copy(task, headers))
+        await self._publisher.put(DEAD_LETTERS, _copy(task, headers, other))
 
 
 def _returns_of(task: AbstractIncomingMessage) -> int:
@@ -48,9 +55,8 @@ def _returns_of(task: AbstractIncomingMessage) -> int:
     return returns if isinstance(returns, int) else 0
 
 
-def _copy(task: AbstractIncomingMessage, headers: dict[str, Any]) -> Parcel:
+def _copy(task: AbstractIncomingMessage, headers: dict[str, Any], other: Other) -> Parcel:
     """Copy the task with this system's headers only: the broker's headers describe the old message."""
     own = {name: task.headers[name] for name in trace.HEADERS if name in task.headers}
-    return parcel(
-        task.type or "", task.body, message_id=task.message_id, priority=task.priority or 0, headers={**own, **headers}
-    )
+    kind, body = other or (task.type or "", task.body)
+    return parcel(kind, body, message_id=task.message_id, priority=task.priority or 0, headers={**own, **headers})

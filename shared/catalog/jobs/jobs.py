@@ -22,6 +22,7 @@ from shared.catalog.jobs.job_rows import job_of, jobs_of, update_one
 from shared.catalog.jobs.lanes import Lanes
 from shared.catalog.jobs.segmenting import Segmenting
 from shared.catalog.jobs.sweeping import Sweeping
+from shared.catalog.jobs.urgent import Urgent
 from shared.catalog.tables import captured, jobs, now_s
 from shared.domain.errors import NotFoundError, UnreadableRowError
 from shared.domain.types import Job, JobState, Plan, Result, to_json
@@ -178,7 +179,7 @@ def _drop_captured(connection: sa.Connection, job_ids: Sequence[str]) -> list[st
     return sorted(key for key in keys if not key.startswith(_NO_LATENTS))
 
 
-class Jobs(CheckJobs, Expiry, Groups, Lanes, Segmenting, Sweeping):
+class Jobs(CheckJobs, Expiry, Groups, Lanes, Segmenting, Sweeping, Urgent):
     """The jobs of a catalog. `attempt` is a fencing token: it only grows, and only the newest attempt may write."""
 
     def __init__(self, database: Database) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -71,6 +71,13 @@ class Jobs(Section):
     )
     max_attempts: int = Field(
         3, ge=1, description="Errors of a job itself after which the job fails for good. Crashes are counted apart."
+    )
+    lane_order: Literal["arrival", "urgent"] = Field(
+        "arrival",
+        description="Which job of a lane a worker with a free row takes: arrival takes the first of the two bands of "
+        "priority; urgent takes the job of the least slack in the whole lane, which costs one more read of the "
+        "catalog for each job. Clips, and jobs that a worker has claimed before, keep their order of arrival. Set "
+        "scheduler=slack beside it.",
     )
     checkpoint_every_steps: int = Field(
         -1,

@@ -62,3 +62,18 @@ async def test_a_command_that_nothing_is_wrong_with_may_come_back_for_ever(
         assert delivery.message == GenerateImage("patient")
         await delivery.reject(counts=False)
     assert await dead_letters() == []
+
+
+async def test_a_delivery_may_stand_for_another_command(bus: Bus, lane: str, dead_letters: DeadLetters) -> None:
+    """A worker that took the most urgent job of a lane returns or buries the task of that job."""
+    receiver = await bus.receive([lane], prefetch=1)
+    await bus.send(lane, GenerateImage("patient"))
+    delivery = await asyncio.wait_for(receiver.get(), SOON_S)
+    assert delivery.lane == lane
+    delivery.stand_for(GenerateImage("urgent", only=True))
+    await delivery.reject(counts=False)
+    again = await asyncio.wait_for(receiver.get(), SOON_S)
+    assert (again.message, again.redelivered) == (GenerateImage("urgent", only=True), True)
+    again.stand_for(GenerateImage("third"))
+    await again.bury("three errors")
+    assert [letter.message for letter in await dead_letters()] == [GenerateImage("third")]

@@ -1,0 +1,94 @@
+"""The most urgent waiting jobs of a lane, and their claim by a worker that received the task of another job.
+
+Each task of a job that was never claimed may be exchanged: its worker takes the most urgent such job of the lane. So
+there are at least as many exchangeable tasks as such jobs (docs/delivery.md, Order across a lane).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from shared.catalog.engines.database import Database
+from shared.catalog.engines.prepared import Prepared
+from shared.catalog.jobs.exposure import CRASHED, claimed
+from shared.catalog.jobs.job_rows import job_of
+from shared.catalog.tables import jobs, now_s
+from shared.domain.types import Job, JobState
+from shared.domain.urgency import PATIENCE
+
+QUEUED, RUNNING = JobState.QUEUED.value, JobState.RUNNING.value
+c = jobs.c
+_NOW: Any = now_s()
+_NEW = sa.and_(c.state == QUEUED, c.attempt == 0, c.lane == sa.bindparam("in_lane"))
+_ONCE: Any = sa.select(_NOW).scalar_subquery()
+"""The clock, read once for all rows, so that equal jobs stay equal."""
+_ALONE: Any = sa.func.coalesce(c.standalone_s, 0.0)
+_AGED = sa.and_(sa.bindparam("aged_first", type_=sa.Boolean), _ALONE > 0.0, _ONCE - c.created_at > PATIENCE * _ALONE)
+_SPARE: Any = sa.func.coalesce(c.created_at + c.deadline_s - _ONCE - _ALONE, 0.0)
+
+
+def _if(condition: Any, value: Any) -> Any:
+    return sa.case((condition, value), else_=0)
+
+
+# the order of shared.domain.urgency.most_urgent; an aged job has equal keys up to its id
+_RANK = (
+    _if(sa.not_(_AGED), 1),
+    _if(sa.and_(sa.not_(_AGED), _SPARE < 0.0), 1),
+    _if(sa.not_(_AGED), -c.priority),
+    _if(sa.and_(sa.not_(_AGED), c.deadline_s.is_(None)), 1),
+    sa.case(
+        (sa.or_(_AGED, _SPARE <= 0.0), 0.0),
+        (_ALONE > 0.0, _SPARE / sa.func.nullif(_ALONE, 0.0)),
+        else_=_SPARE,
+    ),
+    c.id,
+)
+_URGENT = sa.select(c.id).where(_NEW).order_by(*_RANK).limit(sa.bindparam("most", type_=sa.Integer))
+_CLAIM_NEW = Prepared(
+    sa.update(jobs)
+    .where(c.id == sa.bindparam("job_id"), _NEW)
+    .values(
+        state=RUNNING,
+        worker=sa.bindparam("by_worker"),
+        attempt=c.attempt + 1,
+        **claimed(CRASHED),
+        lease_until=_NOW + sa.bindparam("lease_s", type_=sa.Double),
+        updated_at=_NOW,
+        # another job may get the own task: once the job is queued again, the sweeper sends it one
+        confirmed=sa.case((sa.bindparam("own_task", type_=sa.Boolean), c.confirmed), else_=sa.false()),
+    )
+    .returning(jobs)
+)
+
+
+def _urgent(connection: sa.Connection, lane: str, limit: int, aged_first: bool) -> list[str]:
+    asked = {"in_lane": lane, "most": limit, "aged_first": aged_first}
+    return list(connection.execute(_URGENT, asked).scalars())
+
+
+def _claim_new(
+    connection: sa.Connection, job_id: str, lane: str, worker: str, lease_s: float, own_task: bool
+) -> Job | None:
+    asked = {"job_id": job_id, "in_lane": lane, "by_worker": worker, "lease_s": lease_s, "by_itself": False}
+    row = _CLAIM_NEW.first(connection, {**asked, "own_task": own_task})
+    return None if row is None else job_of(row)
+
+
+class Urgent:
+    """The order of a lane's jobs that no worker has claimed yet."""
+
+    _database: Database
+
+    async def urgent(self, lane: str, limit: int, *, aged_first: bool = False) -> list[str]:
+        """Return the ids of the lane's most urgent jobs among those never claimed (`urgency.most_urgent`)."""
+        return await self._database.read(_urgent, lane, limit, aged_first)
+
+    async def claim_new(self, job_id: str, lane: str, worker: str, lease_s: float, *, own_task: bool) -> Job | None:
+        """Return the job, now running under its first attempt; None if it was claimed or moved before.
+
+        own_task: the worker holds this job's own task. Raises UnreadableRowError as `claim` does.
+        """
+        return await self._database.write(_claim_new, job_id, lane, worker, lease_s, own_task, durable=False, row=True)

@@ -1,0 +1,63 @@
+"""The order of a lane's jobs that nobody has claimed, on SQLite and on PostgreSQL, and the claim out of turn."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from shared.catalog import Catalog
+from shared.domain.types import JobState
+from shared.domain.urgency import Waiting, most_urgent
+from tests.contracts.catalog.test_deadlines import LANE, queued
+from tests.contracts.nouns import LEASE_S
+
+
+async def test_the_order_equals_the_pure_one(catalog: Catalog) -> None:
+    draw, rows, now = random.Random(1), list[Waiting](), (await queued(catalog, lane="generate.clock")).created_at
+    for _ in range(24):
+        # far from every boundary, so that the seconds of this test change no place in the order
+        limit, priority = draw.choice([None, 1.0, 3000.0, 9000.0, 30000.0]), draw.choice([0, 0, 5])
+        alone_s, at = draw.choice([0.0, 20.0, 900.0]), now - draw.choice([500.0, 1000.0])
+        job = await queued(catalog, deadline_s=limit, standalone_s=alone_s, priority=priority, created_at=at)
+        rows.append(Waiting(job.id, at, priority, limit, alone_s))
+    for aged_first in (False, True):
+        expected = most_urgent(rows, now, 24, aged_first=aged_first)
+        assert await catalog.jobs.urgent(LANE, 24, aged_first=aged_first) == expected
+        assert await catalog.jobs.urgent(LANE, 3, aged_first=aged_first) == expected[:3]
+
+
+async def test_only_new_jobs_of_the_lane_are_offered(catalog: Catalog) -> None:
+    new = await queued(catalog, deadline_s=50.0)
+    other = await queued(catalog, lane="generate.other")
+    tried, ended = await queued(catalog), await queued(catalog)
+    assert await catalog.jobs.claim(tried.id, "w", LEASE_S)
+    assert await catalog.jobs.release(tried.id, 1)
+    await catalog.jobs.cancel(ended.id)
+    assert await catalog.jobs.urgent(LANE, 8) == [new.id]
+    assert await catalog.jobs.urgent("generate.other", 8) == [other.id]
+    for job, lane in ((tried, LANE), (ended, LANE), (other, LANE)):
+        assert await catalog.jobs.claim_new(job.id, lane, "w", LEASE_S, own_task=False) is None
+
+
+async def test_one_of_several_workers_wins_a_claim_out_of_turn(catalog: Catalog, replica: Catalog) -> None:
+    job = await queued(catalog)
+    claims = [
+        one.jobs.claim_new(job.id, LANE, f"w{n}", LEASE_S, own_task=False)
+        for n, one in enumerate((catalog, replica, catalog, replica))
+    ]
+    (won,) = [found for found in await asyncio.gather(*claims) if found is not None]
+    assert (won.state, won.attempt) == (JobState.RUNNING, 1)
+    assert await catalog.jobs.get(job.id) == won
+
+
+async def test_a_job_claimed_out_of_turn_is_sent_again_once_it_waits(catalog: Catalog) -> None:
+    """Its own task may have become another job's."""
+    for own in (True, False):
+        job = await queued(catalog)
+        await catalog.jobs.confirm([job.id])
+        assert await catalog.jobs.claim_new(job.id, LANE, "w", LEASE_S, own_task=own)
+        assert await catalog.jobs.release(job.id, 1)
+        assert (await catalog.jobs.get(job.id)).confirmed is own
+        swept = await catalog.jobs.to_requeue(unconfirmed_after_s=-1.0)
+        assert [one.id for one in swept] == ([] if own else [job.id])
+        await catalog.jobs.cancel(job.id)

@@ -1,0 +1,143 @@
+"""A worker takes the most urgent job of its lane, whichever task it received, and the delivery rules hold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.gpu_worker.jobs import endings
+from services.gpu_worker.service import GpuWorkerService
+from shared.domain.errors import ModelError
+from shared.domain.messages import GenerateImage, JobSucceeded
+from shared.domain.types import Job, JobState
+from tests.unit.gpu_worker.worker import WorkerBench, running_worker
+
+SLOW = "noop:?step_ms=4"
+"""40 ms a job."""
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[WorkerBench]:
+    async with running_worker(tmp_path / "data", SLOW, max_rows=1, lane_order="urgent", lease_s=0.6) as running:
+        yield running
+
+
+async def busy(bench: WorkerBench) -> Job:
+    """A job that holds the only row."""
+    first = await bench.accept(steps=30)
+    await bench.send(first)
+    return await bench.until(lambda job: job.state is JobState.RUNNING, first.id)
+
+
+async def in_order_of_claims(bench: WorkerBench, *jobs: Job) -> list[str]:
+    for job in jobs:
+        await bench.final(job.id)
+    rows = [await bench.jobs.get(job.id) for job in jobs]
+    assert all(row.state is JobState.SUCCEEDED for row in rows)
+    return [row.id for row in sorted(rows, key=lambda row: row.exposed_from)]
+
+
+async def test_the_most_urgent_job_is_taken_whichever_task_came(bench: WorkerBench) -> None:
+    await busy(bench)
+    limits = (None, 500.0, 50.0, 200.0)
+    jobs = [await bench.accept(deadline_s=limit) for limit in limits]
+    for job in jobs:
+        await bench.send(job)
+    patient, loose, tight, middle = (job.id for job in jobs)
+    assert await in_order_of_claims(bench, *jobs) == [tight, middle, loose, patient]
+    await bench.idle()
+    assert [len(bench.heard(JobSucceeded, job.id)) for job in jobs] == [1, 1, 1, 1]
+    assert [(await bench.jobs.get(job.id)).attempt for job in jobs] == [1, 1, 1, 1]
+
+
+async def test_a_needless_task_only_repeats_the_event(bench: WorkerBench) -> None:
+    await busy(bench)
+    jobs = [await bench.accept(), await bench.accept(deadline_s=60.0)]
+    for job in (*jobs, *jobs):  # the sweeper may send a task twice
+        await bench.send(job)
+    await in_order_of_claims(bench, *jobs)
+    assert await bench.told(JobSucceeded, jobs[0].id, 2)
+    await bench.idle()
+    assert [(await bench.jobs.get(job.id)).attempt for job in jobs] == [1, 1]
+
+
+async def test_a_job_that_failed_is_tried_again_by_a_task_of_its_own(
+    bench: WorkerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt ran on the task of another job, which still waits."""
+    monkeypatch.setattr(endings, "RETRY_S", 0.05)
+    await busy(bench)
+    patient, urgent = await bench.accept(), await bench.accept(deadline_s=60.0)
+    fails_once(bench, monkeypatch, urgent.id)
+    for job in (patient, urgent):
+        await bench.send(job)
+    assert await in_order_of_claims(bench, patient, urgent) == [urgent.id, patient.id]
+    assert [(await bench.jobs.get(job.id)).attempt for job in (patient, urgent)] == [1, 2]
+
+
+def fails_once(bench: WorkerBench, monkeypatch: pytest.MonkeyPatch, job_id: str) -> None:
+    submit = bench.service._thread.submit
+    failed = list[str]()
+
+    def submitted(task: Any) -> None:
+        if task.id.startswith(job_id) and not failed:
+            failed.append(task.id)
+            raise ModelError("a bad moment")
+        submit(task)
+
+    monkeypatch.setattr(bench.service._thread, "submit", submitted)
+
+
+async def test_a_drain_hands_back_the_task_of_the_job_that_ran(tmp_path: Path) -> None:
+    async with running_worker(tmp_path / "data", SLOW, max_rows=1, lane_order="urgent", sweep_s=3600.0) as bench:
+        await busy(bench)
+        patient, urgent = await bench.accept(steps=20), await bench.accept(deadline_s=60.0, steps=500)
+        await bench.send(patient)  # the worker receives this one alone, and runs the other
+        await bench.until(lambda job: job.state is JobState.RUNNING, urgent.id)
+        await bench.service.drain(0.0)
+        assert (await bench.jobs.get(urgent.id)).state is JobState.QUEUED
+        receiver = await bench.backends.bus.receive([urgent.lane], prefetch=4)
+        message = (await asyncio.wait_for(receiver.get(), 5.0)).message
+        assert message == GenerateImage(urgent.id, only=True)
+        await receiver.close()
+
+
+async def test_a_killed_workers_job_and_the_one_of_its_task_both_finish(tmp_path: Path) -> None:
+    """A worker dies with another job's task: the bus delivers that task again, and the sweeper sends the job's own."""
+    changes: dict[str, Any] = {"max_rows": 1, "lane_order": "urgent", "lease_s": 0.3}
+    async with running_worker(tmp_path / "data", SLOW, **changes) as bench:
+        await bench.service.drain(0.0)
+        patient, urgent = await bench.accept(), await bench.accept(deadline_s=60.0)
+        for job in (patient, urgent):
+            await bench.send(job)
+        receiver = await bench.backends.bus.receive([patient.lane], prefetch=1)
+        dead = await asyncio.wait_for(receiver.get(), 5.0)
+        assert dead.message == GenerateImage(patient.id)
+        assert await bench.jobs.claim_new(urgent.id, urgent.lane, "dead", 0.05, own_task=False)
+        await receiver.close()  # as the broker does for a closed channel
+        service = GpuWorkerService()
+        await service.start(bench.context)
+        try:
+            await bench.final(patient.id)
+            await asyncio.sleep(0.06)
+            for job in await bench.jobs.to_requeue(unconfirmed_after_s=3600.0):
+                await bench.backends.bus.send(job.lane, GenerateImage.of(job))
+            await bench.final(urgent.id)
+        finally:
+            await service.drain(0.1)
+            await service.stop()
+        assert [(await bench.jobs.get(job.id)).state for job in (patient, urgent)] == [JobState.SUCCEEDED] * 2
+
+
+async def test_a_cancelled_jobs_task_serves_the_others(bench: WorkerBench) -> None:
+    await busy(bench)
+    gone, stays = await bench.accept(deadline_s=50.0), await bench.accept()
+    for job in (gone, stays):
+        await bench.send(job)
+    await bench.jobs.cancel(gone.id)
+    assert (await bench.final(stays.id)).state is JobState.SUCCEEDED
+    await bench.idle()
