@@ -195,7 +195,7 @@ def hash_share(job_id: str) -> float:
 
 def check_of(hit: Job) -> Job:
     """Return the job that generates the hit's request from noise, with the same seed, by the model asked for."""
-    alone = {"user": "", "priority": 0, "deadline_s": None, "drop_if_late": False}
+    alone = {"user": "", "priority": 0, "deadline_s": None, "slo": "", "drop_if_late": False}
     request = replace(hit.request, tenant=CHECKS, cache=CacheMode.OFF, **alone)  # type: ignore[arg-type]
     model = hit.plan.miss_model or hit.plan.model
     plan = noise_plan(request, model, "", (), f"Generated from noise: a live check of the hit {hit.id}.")

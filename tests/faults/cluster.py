@@ -185,6 +185,8 @@ def asked(form: Form, chance: random.Random, name: str = "key") -> dict[str, dic
                 "fresh_noise": chance.choice((0.0, 0.0, 0.3)),
                 "variation": "same",
             }
+            if number % 3 == 0:  # without `drop_if_late`: they only change the order where lane_order=urgent is set
+                fields["deadline_s"] = 20.0 + 30.0 * (number % 7)
             if clip:
                 fields |= {"modality": "video", "steps": form.clip_steps, "frames": chance.choice(LENGTHS)}
         requests[f"{name}-{number}"] = fields
