@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="bundled:large")
     parser.add_argument("--rows", type=int, default=8, help="most requests in a step")
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--count", type=int, default=120, help="requests of each worker at each load and seed")
+    parser.add_argument("--count", type=int, default=150, help="requests of each worker at each load and seed")
     parser.add_argument("--workers", type=int, nargs="+", default=list(WORKERS))
     parser.add_argument("--loads", type=float, nargs="+", default=list(LOADS), help="shares of the capacity")
     parser.add_argument(

@@ -153,7 +153,7 @@ class Fleet:
         self._worker, self._system, self._drop, self._rotate = worker, system, drop, rotate
         self._of, self._draw = worker.seconds(patches=system.patches), random.Random(seed)
         self._decode = {kind: self._of.decode_s(kind[0][0] * kind[0][1]) for kind in worker.kinds}
-        self._alone = {kind: self._alone_s(kind) for kind in worker.kinds}
+        self._alone = {kind: self._needs_s(kind) for kind in worker.kinds}
         self._states = [_State(number) for number in range(workers)]
         self._queue: list[Timed] = []
         self._boundaries: list[tuple[float, int]] = []
@@ -172,8 +172,12 @@ class Fleet:
                 self._step(self._states[number], now)
         return self.served
 
-    def _alone_s(self, kind: Kind) -> float:
-        return round(self._system.steps * self._worker.steps) * self._of.of(mix_of([kind])) + self._decode[kind]
+    def _needs_s(self, kind: Kind) -> tuple[float, float]:
+        """Return the seconds of a request alone, and in a full batch of all sizes."""
+        kinds, rows = self._worker.kinds, self._worker.rows
+        alone_s = round(self._system.steps * self._worker.steps) * self._of.of(mix_of([kind])) + self._decode[kind]
+        full = self._of.of(mix_of(kinds[number % len(kinds)] for number in range(rows)))
+        return alone_s, alone_s * full * len(kinds) / sum(self._of.of(mix_of([one])) for one in kinds)
 
     def _arrived(self, one: Timed) -> None:
         now, take = one.since, self._system.take
@@ -219,7 +223,7 @@ class Fleet:
 
     def _most_urgent(self, now: float, *, aged_first: bool) -> int:
         rows = [
-            Waiting(one.id, one.since, 0, (one.deadline_at or 0.0) - one.since, self._alone[one.kind])
+            Waiting(one.id, one.since, 0, (one.deadline_at or 0.0) - one.since, *self._alone[one.kind])
             for one in self._queue
         ]
         (name,) = most_urgent(rows, now, 1, aged_first=aged_first)

@@ -238,6 +238,8 @@ class Intake:
         assert planned.plan is not None
         request = planned.request
         plan = use_fallback(planned.plan, self._roster.models(self._clock.monotonic()))
+        fleet = self._fleet(plan.model)
+        alone_s = 0.0 if picture else self.standalones.plan_s(request, plan, fleet)
         return Job(
             id=job_id,
             request=request,
@@ -254,7 +256,8 @@ class Intake:
                 request, planned.card.compat(request.size, request.steps, request.frames), planned.card.sampler_id
             ),
             warnings=tuple(planned.warnings),
-            standalone_s=0.0 if picture else self.standalones.plan_s(request, plan, self._fleet(plan.model)),
+            standalone_s=alone_s,
+            batched_s=alone_s * fleet.slowdown(fleet.rows),
         )
 
     async def _announce(self, job: Job, previews: bool) -> bool:

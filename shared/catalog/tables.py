@@ -100,6 +100,7 @@ jobs = sa.Table(
     sa.Column("unmasked", sa.Text, nullable=False, server_default=""),  # why there are no masks; empty: undecided
     sa.Column("deadline_s", sa.Double, nullable=True),  # seconds after created_at, as in the request
     sa.Column("standalone_s", sa.Double, nullable=True),  # predicted seconds of the plan alone
+    sa.Column("batched_s", sa.Double, nullable=True),  # … in a full batch
     sa.Column("predicted_s", sa.Double, nullable=True),  # predicted finish in seconds after created_at
     sa.Index("ix_jobs_unsegmented", "id", sqlite_where=sa.text(UNSEGMENTED), postgresql_where=sa.text(UNSEGMENTED)),
     sa.Index(None, "state", "lane", "id"),

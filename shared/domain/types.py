@@ -177,6 +177,8 @@ class Job:
     """The row of a failed job notes that its task is a dead letter."""
     standalone_s: float = 0.0
     """Predicted seconds of the plan on a worker of its own; 0: unknown."""
+    batched_s: float = 0.0
+    """Predicted seconds of the plan in a full batch; 0: unknown."""
     predicted_s: float = 0.0
     """Seconds from acceptance to the finish that the gateway predicted then; 0: no prediction."""
     mask: Mask | None = None

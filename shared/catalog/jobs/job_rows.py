@@ -79,6 +79,7 @@ def _job_of(row: Any) -> Job:
         confirmed=bool(row.confirmed),
         buried=bool(row.buried),
         standalone_s=row.standalone_s or 0.0,
+        batched_s=row.batched_s or 0.0,
         predicted_s=row.predicted_s or 0.0,
     )
 
@@ -117,6 +118,7 @@ def row_of(job: Job) -> dict[str, Any]:
         "background_vector": job.background_vector or None,
         "deadline_s": job.request.deadline_s,
         "standalone_s": job.standalone_s or None,
+        "batched_s": job.batched_s or None,
         "predicted_s": job.predicted_s or None,
         "mask_key": None,  # named later, once the clip is segmented
     }

@@ -25,8 +25,9 @@ _NEW = sa.and_(c.state == QUEUED, c.attempt == 0, c.lane == sa.bindparam("in_lan
 _ONCE: Any = sa.select(_NOW).scalar_subquery()
 """The clock, read once for all rows, so that equal jobs stay equal."""
 _ALONE: Any = sa.func.coalesce(c.standalone_s, 0.0)
+_BATCHED: Any = sa.func.coalesce(c.batched_s, _ALONE)
 _AGED = sa.and_(sa.bindparam("aged_first", type_=sa.Boolean), _ALONE > 0.0, _ONCE - c.created_at > PATIENCE * _ALONE)
-_SPARE: Any = sa.func.coalesce(c.created_at + c.deadline_s - _ONCE - _ALONE, 0.0)
+_SPARE: Any = sa.func.coalesce(c.created_at + c.deadline_s - _ONCE - _BATCHED, 0.0)
 
 
 def _if(condition: Any, value: Any) -> Any:

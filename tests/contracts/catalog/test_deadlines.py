@@ -24,10 +24,11 @@ async def queued(catalog: Catalog, *, deadline_s: float | None = None, lane: str
 
 
 async def test_a_job_keeps_what_was_predicted(catalog: Catalog) -> None:
-    sent = replace(a_job(), standalone_s=2.5, predicted_s=7.25)
+    sent = replace(a_job(), standalone_s=2.5, batched_s=5.5, predicted_s=7.25)
     job, _ = await catalog.jobs.accept(replace(sent, request=replace(sent.request, deadline_s=9.0, slo="standard")))
     again = await catalog.jobs.get(job.id)
-    assert (again.standalone_s, again.predicted_s, again.request.slo) == (2.5, 7.25, "standard")
+    assert (again.standalone_s, again.batched_s, again.predicted_s) == (2.5, 5.5, 7.25)
+    assert again.request.slo == "standard"
     assert (await look(catalog, job.id))["deadline_s"] == 9.0
     assert again.deadline_met is None
 

@@ -8,6 +8,7 @@ import random
 from shared.catalog import Catalog
 from shared.domain.types import JobState
 from shared.domain.urgency import Waiting, most_urgent
+from tests.contracts.catalog.conftest import change
 from tests.contracts.catalog.test_deadlines import LANE, queued
 from tests.contracts.nouns import LEASE_S
 
@@ -18,8 +19,10 @@ async def test_the_order_equals_the_pure_one(catalog: Catalog) -> None:
         # far from every boundary, so that the seconds of this test change no place in the order
         limit, priority = draw.choice([None, 1.0, 3000.0, 9000.0, 30000.0]), draw.choice([0, 0, 5])
         alone_s, at = draw.choice([0.0, 20.0, 900.0]), now - draw.choice([500.0, 1000.0])
+        batched_s = draw.choice([0.0, 5000.0])
         job = await queued(catalog, deadline_s=limit, standalone_s=alone_s, priority=priority, created_at=at)
-        rows.append(Waiting(job.id, at, priority, limit, alone_s))
+        await change(catalog, job.id, batched_s=batched_s or None)
+        rows.append(Waiting(job.id, at, priority, limit, alone_s, batched_s))
     for aged_first in (False, True):
         expected = most_urgent(rows, now, 24, aged_first=aged_first)
         assert await catalog.jobs.urgent(LANE, 24, aged_first=aged_first) == expected

@@ -10,7 +10,7 @@ down_revision = "0009"
 branch_labels = None
 depends_on = None
 
-COLUMNS = ("deadline_s", "standalone_s", "predicted_s")
+COLUMNS = ("deadline_s", "standalone_s", "batched_s", "predicted_s")
 
 
 def upgrade() -> None:

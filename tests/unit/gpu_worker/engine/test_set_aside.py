@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.gpu_worker.engine.finishes import Timed, finishes
@@ -121,6 +121,7 @@ class Run:
 
 
 @settings(max_examples=40, deadline=None)
+@example(seed=20096, rows=1)
 @given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 4))
 def test_no_deadline_that_was_on_time_is_lost_and_all_finish(seed: int, rows: int) -> None:
     draw, made, run = random.Random(seed), 0, Run(rows, [])
@@ -135,7 +136,7 @@ def test_no_deadline_that_was_on_time_is_lost_and_all_finish(seed: int, rows: in
             deadlines[str(made)] = float("inf") if limit is None else run.now + limit
             made += 1
         promised.update(run.step(arrivals))
-        if not run.running:
+        if not (run.running or run.aside or run.waiting):  # idle until the next arrival
             run.now += 1.0
         assert len(run.running) <= rows
         assert run.now < 1e5, "somebody waits for ever"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,8 @@ def test_least_slack_goes_first_and_the_late_last() -> None:
     small = Waiting("b", 0.0, deadline_s=20.0, standalone_s=2.0)  # 18 s: slack 9
     patient, late = Waiting("c", 0.0, standalone_s=1.0), Waiting("d", 0.0, deadline_s=5.0, standalone_s=9.0)
     assert first(small, late, patient, large) == "abcd"
+    busy = replace(large, batched_s=60.0)  # alone in time, among others late by 10 s
+    assert first(small, patient, busy) == "bca"
     assert first(small, Waiting("e", 0.0, priority=1), large) == "eab"
 
 
