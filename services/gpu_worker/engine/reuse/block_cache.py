@@ -15,9 +15,9 @@ from torch import Tensor
 Ints = npt.NDArray[np.int64]
 Tree = Any
 """Tensors with one row per patch, (P, …), in nested tuples; None where a block returns nothing."""
-PatchId = tuple[int, int, tuple[int, ...]]
-"""Serial number of a pass, number of the patch in the pass, and shape of the patch's latent. An image that is cut
-another way thus has other ids."""
+PatchId = tuple[int, int, bool, tuple[int, ...]]
+"""Serial number of a pass, number of the patch in the pass, whether the image is cut, and shape of the patch's latent.
+An image that is cut another way thus has other ids, even where it is one patch."""
 _SERIALS = count()
 
 

@@ -31,6 +31,7 @@ from services.gpu_worker.engine.reuse.block_cache import (
     select,
 )
 from services.gpu_worker.engine.rows import PromptEncoding, Row
+from shared.runtime.telemetry import log
 
 BLOCKS = ("down_blocks", "mid_block", "up_blocks", "transformer_blocks", "single_transformer_blocks")
 """Attributes of diffusers' denoisers with their blocks, in the order in which these run."""
@@ -99,16 +100,26 @@ class BlockReuse:
             block.forward = partial(self._run, number, block.forward, names, compared)
 
     def during(self, forward: Forward) -> Forward:
-        """Return the denoiser's forward with reuse; its rows, one per image or patch, name what they may reuse."""
+        """Return the denoiser's forward with reuse; its rows, one per image or patch, name what they may reuse.
+
+        A pass that fails drops what its rows keep, and runs again without reuse.
+        """
 
         def run(latents: Tensor, timesteps: Tensor, encodings: Sequence[PromptEncoding], rows: Sequence[Row]) -> Tensor:
             if self.policy is None:
                 return forward(latents, timesteps, encodings, rows)
-            self._call = _call_of(latents, timesteps, encodings, rows)
+            cut = self.current is not None and self.current.batch is not None
             try:
+                self._call = _call_of(latents, timesteps, encodings, rows, cut)
                 return forward(latents, timesteps, encodings, rows)
+            except Exception as error:
+                images = len({id(row) for row in rows})
+                log("gpu_worker").warning("a pass ran again without reuse", images=images, error=repr(error))
             finally:
                 self._call = None
+            for row in rows:  # frees what may have filled the memory
+                row.blocks.clear()
+            return forward(latents, timesteps, encodings, rows)
 
         return run
 
@@ -201,7 +212,9 @@ def blocks_of(denoiser: nn.Module) -> list[nn.Module]:
     return found
 
 
-def _call_of(latents: Tensor, timesteps: Tensor, encodings: Sequence[PromptEncoding], rows: Sequence[Row]) -> _Call:
+def _call_of(
+    latents: Tensor, timesteps: Tensor, encodings: Sequence[PromptEncoding], rows: Sequence[Row], cut: bool
+) -> _Call:
     """Find the cache of each pass on its row; caches of passes that no longer run are dropped."""
     shape, numbers = tuple(latents.shape[1:]), dict[tuple[int, int], int]()
     ids, caches = [], dict[tuple[int, int], PassCache]()
@@ -210,7 +223,7 @@ def _call_of(latents: Tensor, timesteps: Tensor, encodings: Sequence[PromptEncod
         if key not in caches:
             caches[key] = row.blocks.get(id(encoding)) or PassCache()
         number = numbers[key] = numbers.get(key, -1) + 1
-        ids.append((caches[key].serial, number, shape))
+        ids.append((caches[key].serial, number, cut, shape))
     for row in {id(row): row for row in rows}.values():
         row.blocks = {encoding: cache for (owner, encoding), cache in caches.items() if owner == id(row)}
     done = np.array([row.done for row in rows], dtype=np.int64)

@@ -31,7 +31,7 @@ def saved(numbers: list[int]) -> Saved:
 
 
 def _id(number: int) -> PatchId:
-    return number, 0, (4, 8, 8)
+    return number, 0, False, (4, 8, 8)
 
 
 @given(IDS, IDS, IDS)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import gc
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 import torch
 
 from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import Checkpointed, Finished
+from services.gpu_worker.engine.reuse import block_reuse
 from services.gpu_worker.engine.rows import FromCheckpoint, FromState, Task
+from services.gpu_worker.families import load_family
 from services.gpu_worker.families.unet import UNetFamily
 from shared.domain.types import Size
+from shared.models import find_card
 from tests.unit.gpu_worker.engine.conftest import STEPS, drive, finished, solo, task
 from tests.unit.gpu_worker.engine.reuse.conftest import always, never, odd_patches
 
@@ -103,6 +108,24 @@ def test_an_image_that_is_cut_another_way_is_computed(by_layout: dict[str, UNetF
     patched.reuse_blocks(None)
 
 
+def test_an_image_of_one_patch_that_ran_whole_is_computed(tiny_folder: Path) -> None:
+    """As layout=auto runs it: whole and alone in the first step, and as a patch beside a larger image in the second."""
+    patched: Any = load_family(find_card(str(tiny_folder / "large")), layout="patches", patch_px=SQUARE.width)
+    policy = odd_patches()
+    patched.reuse_blocks(policy)
+    patched._patched.always_cut = False
+    engine = Engine({"large": patched})
+    engine.submit(task("one", size=SQUARE, guidance=1.0))
+    engine.step()
+    engine.submit(task("two", size=Size(128, 64), guidance=1.0))
+    with structlog.testing.capture_logs() as said:
+        engine.step()
+    assert not said
+    assert not policy.asked
+    engine.step()
+    assert {len(in_a_row) for _, in_a_row, _ in policy.asked} == {3}
+
+
 def test_some_patches_are_computed_beside_reused_ones(by_layout: dict[str, UNetFamily]) -> None:
     """With every other patch of every block reused, the run stays near the run that computes all."""
     patched = by_layout["patches"]
@@ -177,7 +200,7 @@ def test_cached_tensors_leave_with_their_rows(reusing: UNetFamily) -> None:
 
 
 def test_a_row_that_fails_does_not_spoil_the_caches(reusing: UNetFamily, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batch fails in the middle of the denoiser, and each row runs again alone: all blocks are computed."""
+    """The batch fails in the middle of the denoiser, and runs again without reuse: all blocks are computed."""
     reusing.reuse_blocks(always(most=2))
     engine = Engine({"large": reusing}, max_rows=8)
     for one in batch():
@@ -189,6 +212,24 @@ def test_a_row_that_fails_does_not_spoil_the_caches(reusing: UNetFamily, monkeyp
     broken.remove()
     assert engine.idle
     assert set(finished(done)) == {one.id for one in batch()}
+
+
+def test_a_failing_cache_costs_a_pass_and_not_the_image(
+    by_layout: dict[str, UNetFamily], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = by_layout["groups"]
+    plain = solo(family, task())
+
+    def full(*given: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(block_reuse, "gather", full)
+    family.reuse_blocks(always())
+    with structlog.testing.capture_logs() as said:
+        found = solo(family, task())
+    family.reuse_blocks(None)
+    np.testing.assert_array_equal(found.latent, plain.latent)
+    assert [(each["event"], each["images"]) for each in said] == [("a pass ran again without reuse", 1)] * STEPS
 
 
 def _fail_once() -> Any:
