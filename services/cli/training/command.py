@@ -196,7 +196,7 @@ def simulate(
     shown = best if no_fill else filled(best, model, settings)
     figures = figures_of(shown)
     if svg is not None:
-        _write(svg, _drawn(shown, model))
+        _write(svg, _drawn(shown, model), "svg")
     if as_json:
         typer.echo(json.dumps(figures | {"plan": plan_as_json(shown, model)}, indent=1))
         return
@@ -240,9 +240,9 @@ def _counts(field: str, text: str | None) -> tuple[int, ...] | None:
         raise InvalidRequestError(field, "must be whole numbers separated by commas, as in 2,4", text) from None
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, field: str = "out") -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise InvalidRequestError("out", f"cannot write {path}: {error.strerror}") from error
+        raise InvalidRequestError(field, f"cannot write {path}: {error.strerror}") from error

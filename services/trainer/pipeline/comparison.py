@@ -52,6 +52,8 @@ class Comparison:
     def verdict(self) -> str:
         """Return one sentence with the numbers."""
         other = self.data_parallel
+        if self.plan is None and not _fits(other, self.settings):
+            return f"Nothing fits: no pipeline does, and {other.name} needs more memory than a device has."
         if self.plan is None:
             return f"Plan {other.name} ({other.seconds:.4g} s): no pipeline fits these devices, batch and layers."
         times = f"{self.plan.seconds:.4g} s an iteration against {other.seconds:.4g} s"

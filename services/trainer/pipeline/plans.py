@@ -165,7 +165,7 @@ def _cuts(
         found = [
             partition(
                 profile, backbones, conditions, stages=stages, devices=group, rounds=micro_batches,
-                equal_replicas=settings.equal_replicas,
+                equal_replicas=settings.equal_replicas, whole_samples=True,
             )
         ]  # fmt: skip
     else:
@@ -173,7 +173,7 @@ def _cuts(
         found = [
             partition(
                 profile, backbones, conditions, stages=stages, devices=group, rounds=rounds,
-                equal_replicas=settings.equal_replicas,
+                equal_replicas=settings.equal_replicas, whole_samples=True,
             ),
             partition_each(profile, backbones, conditions, stages=stages, devices=group, rounds=rounds),
         ]  # fmt: skip

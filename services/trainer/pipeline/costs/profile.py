@@ -111,6 +111,11 @@ class Backbone(_Component):
         for layer in self.layers:
             self._check_times(layer, "forward_s")
             self._check_times(layer, "backward_s")
+        for at, size in enumerate(self.local_batch_sizes):
+            if not sum(layer.forward_s[at] + layer.backward_s[at] for layer in self.layers):
+                raise ValueError(
+                    f"a layer must take time: all forward_s and backward_s are 0 at local batch size {size}"
+                )
         return self
 
     def forward_s(self, layer: int, local_batch: float) -> float:
@@ -195,8 +200,9 @@ class Profile(_Part):
 def seconds_at(sizes: Sequence[int], times: Sequence[float], local_batch: float) -> float:
     """Return the time at a local batch size, linear between the measured ones.
 
-    Above the largest size the last two points are extended. Below the smallest size the first two are, but the time
-    stays between that of the smallest size and its proportional share. One measured size makes time proportional.
+    Above the largest size the last two points are extended, but the time is at least that of the largest size. Below
+    the smallest size the first two are, but the time stays between that of the smallest size and its proportional
+    share. One measured size makes time proportional.
     """
     if local_batch <= 0:
         return 0.0
@@ -207,4 +213,4 @@ def seconds_at(sizes: Sequence[int], times: Sequence[float], local_batch: float)
     found = times[at - 1] + (times[at] - times[at - 1]) * (local_batch - low) / (high - low)
     if local_batch < sizes[0]:
         return min(max(found, times[0] * local_batch / sizes[0]), times[0])
-    return max(found, 0.0)
+    return max(found, times[-1]) if local_batch > sizes[-1] else found

@@ -45,11 +45,13 @@ def partition(
     devices: int,
     rounds: float,
     equal_replicas: bool = True,
+    whole_samples: bool = False,
 ) -> Partition | None:
     """Return the partition with the least T^max; None if the devices or layers do not allow so many stages.
 
     backbones: one, or the down and the up pipeline's. rounds: M, or M_CDM for two backbones. equal_replicas: every
-    stage has devices / stages devices (footnote 2); otherwise each stage may have a number of its own.
+    stage has devices / stages devices (footnote 2); otherwise each stage may have a number of its own. whole_samples:
+    each of these numbers divides the micro-batch.
     """
     if len(backbones) not in (1, 2):
         raise InvalidRequestError(
@@ -60,8 +62,12 @@ def partition(
     allowed = [devices // stages] if equal_replicas else range(1, devices - stages + 2)
     costs = {}
     for replicas in allowed:
+        if whole_samples and conditions.micro_batch % replicas:
+            continue
         arrays = [stage_costs(profile, one, conditions, replicas) for one in backbones]
         costs[replicas] = [array if number == 0 else mirrored(array) for number, array in enumerate(arrays)]
+    if not costs:
+        return None
     slots = rounds + 2 * stages - 2
     chance = conditions.self_conditioning
     cuts = best_cuts(costs, (slots * (1 - chance), slots * chance, 1.0), stages, devices)

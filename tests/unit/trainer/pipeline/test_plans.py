@@ -109,6 +109,19 @@ def test_the_search_returns_the_fastest_of_all_plans() -> None:
     assert {(one.group, one.stages) for one in everything} == {(2, 2), (4, 2), (4, 4)}
 
 
+def test_stages_of_any_replicas_divide_the_micro_batch() -> None:
+    """One and three devices would be faster, but three do not divide a micro-batch of eight samples."""
+    model = profile(backbone([1.0, 3.0]))
+    settings = PlanSettings(batch=32, devices=4, equal_replicas=False)
+    plan = make_plan(model, model.backbones, settings, stages=2, micro_batches=4, group=4)
+    assert plan is not None
+    assert plan.cut.replicas == (2, 2)
+    other = settings.model_copy(update={"batch": 48})
+    thirds = make_plan(model, model.backbones, other, stages=2, micro_batches=4, group=4)
+    assert thirds is not None
+    assert thirds.cut.replicas == (1, 3)
+
+
 def test_memory_is_added_by_hand_and_limits_the_search() -> None:
     """S = D = 2: each stage has three layers; its first stage holds two micro-batches of eight samples."""
     model, settings = job(group_sizes=(2,), stages=(2,), micro_batches=(2,))
@@ -151,7 +164,10 @@ def test_the_comparison_says_whether_a_pipeline_is_worth_it() -> None:
     assert free.verdict.endswith("Plan DDP.")
     tight = compare(model, settings.model_copy(update={"device_memory_bytes": 1.0}))
     assert tight.plan is None
-    assert tight.verdict.startswith("Plan FSDP ")
+    assert tight.verdict == "Nothing fits: no pipeline does, and FSDP needs more memory than a device has."
+    alone = compare(model, settings.model_copy(update={"stages": (9,)}))
+    assert alone.plan is None
+    assert alone.verdict.startswith("Plan DDP (3.28 s): no pipeline fits")
     between = compare(model, settings.model_copy(update={"device_memory_bytes": 150.0}))
     assert between.worth_it
     assert "needs more memory than a device has" in between.verdict

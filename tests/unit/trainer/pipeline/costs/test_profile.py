@@ -21,6 +21,7 @@ def test_times_are_linear_between_measured_sizes_and_extended_beyond() -> None:
     assert seconds_at(sizes, times, 2) == pytest.approx(0.75)  # the line of the first two sizes
     assert seconds_at((4, 8), (1.0, 3.0), 1) == pytest.approx(0.25)  # the line would be negative
     assert seconds_at((4, 8), (2.0, 1.0), 1) == 2.0  # never above the smallest measured size
+    assert seconds_at((4, 8), (2.0, 1.0), 20) == 1.0  # never below the largest measured size
     assert seconds_at((4,), (1.0,), 6) == 1.5
     assert seconds_at(sizes, times, 0) == 0
 
@@ -52,6 +53,7 @@ def broken(change: dict[str, Any]) -> str:
 
 
 LAYER = {"name": "a", "forward_s": [1], "backward_s": [1]}
+NO_TIME = {"forward_s": [0], "backward_s": [0]}
 
 
 @pytest.mark.parametrize(
@@ -67,6 +69,10 @@ LAYER = {"name": "a", "forward_s": [1], "backward_s": [1]}
         (
             {"backbones": [{"name": "u", "local_batch_sizes": [1], "layers": [LAYER | {"backward_s": [-1]}]}]},
             "backbones[0].layers[0].backward_s[0]: Input should be greater than or equal to 0 (got -1)",
+        ),
+        (
+            {"backbones": [{"name": "u", "local_batch_sizes": [3], "layers": [LAYER | NO_TIME]}]},
+            "backbones[0]: a layer must take time: all forward_s and backward_s are 0 at local batch size 3",
         ),
         (
             {"backbones": [{"name": "u", "local_batch_sizes": [2, 2], "layers": [LAYER]}]},
