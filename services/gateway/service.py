@@ -174,8 +174,8 @@ class GatewayService(GatewayServiceServicer):
 
 
 def _read_cards(settings: Settings) -> dict[str, ModelCard]:
-    """Return the cards of the served models; reads their weights' hashes once, not during the first request."""
+    """Return the cards of the served models; reads what their keys need once, not during the first request."""
     cards = served_cards(settings)
     for card in cards.values():
-        _ = card.weights_hash
+        _ = card.weights_hash, card.reuse_key
     return cards

@@ -171,7 +171,7 @@ class Tables:
         return self._known[model]
 
     async def _read(self, card: ModelCard, given: str) -> Known:
-        await asyncio.to_thread(lambda: (card.weights_hash, card.scheduler_config))  # hashing takes a moment
+        await asyncio.to_thread(lambda: (card.weights_hash, card.scheduler_config, card.reuse_key))  # a moment
         settings = self._settings
         sources = dict.fromkeys((*self._served, card.name))
         self._known[card.name] = known = Known(

@@ -94,7 +94,7 @@ def reuse_from_json(value: Any) -> StepReuse:
         )
         most, patch_px, quality = int(value["most"]), int(value["patch_px"]), dict(value.get("quality", {}))
         weights_hash, layout = str(value["weights_hash"]), str(value["layout"])
-    except (ValueError, KeyError, TypeError, AttributeError) as cause:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as cause:
         raise ModelError(f"{FILE}: not a forest for reuse between steps ({cause!r})") from cause
     shaped = times.ndim == 1 and limits.ndim == 3 and limits.shape[1] > 0 and limits.shape[2] == len(times) + 1
     if not shaped or most < 0 or not np.isfinite(times).all() or (np.diff(times) <= 0).any() or np.isnan(limits).any():

@@ -40,7 +40,7 @@ MOST = (1, 2, 4)
 CLIP_RATIO, ATTRIBUTES = 0.99, 0.01
 """Bounds of the quality: least CLIP score as a share of that without reuse, and largest loss of attributes."""
 CHUNK = 64
-"""Images whose tensors are recorded together, and images that are generated together."""
+"""Images that are generated together."""
 
 OnStep = Callable[[], None]
 
@@ -68,6 +68,10 @@ def check_reuse(card: ModelCard, settings: Settings) -> None:
     if card.family not in (*UNETS, *TRANSFORMERS):
         rule = f"needs a model of family {', '.join((*UNETS, *TRANSFORMERS))}"
         raise InvalidRequestError("reuse", rule, card.family)
+    if settings.batch_invariant:
+        raise InvalidRequestError(
+            "reuse", "needs batch_invariant 0, because no block is reused with it", settings.batch_invariant
+        )
     if card.family in TRANSFORMERS and settings.layout in PACKED:
         raise InvalidRequestError("reuse", f"needs layout groups for family {card.family}", settings.layout)
 
@@ -84,6 +88,7 @@ def profile_reuse(profiler: Profiler, count: int, settings: Settings, out: Path,
         plain = generated(profiler, pairs, lambda: advance(1))
         found = choose(profiler, pairs, plain, rows, changed, lambda: advance(1))
     found = replace(found, layout=settings.layout, patch_px=settings.patch_px)
+    family.reuse_blocks(family.card.step_reuse)  # as the other measurements of this command run
     (out / FILE).write_text(json.dumps(reuse_to_json(found)) + "\n", encoding="utf-8")
     tried = found.quality["tried"]
     kept = f"at most {found.most} in a row" if found.most else "none: no number of reuses kept the quality"
@@ -113,7 +118,7 @@ def recorded(
     reuse = family.reuse_blocks(recorder)
     reuse.observe = recorder.observe
     try:
-        for chunk in _chunks(pairs):
+        for chunk in _chunks(pairs, profiler.max_rows):  # one batch, whose tensors are dropped before the next
             prompts = [(pair.before_text, pair.before_seed) for pair in chunk]
             _run(profiler, prompts, [size] * len(chunk) if size else _sizes(profiler, chunk), on_step)
             recorder.forget()
@@ -232,8 +237,8 @@ def _figures(quality: Quality) -> Mapping[str, Any]:
     return {name: getattr(quality, name) for name in names}
 
 
-def _chunks(pairs: Sequence[ScenePair]) -> list[Sequence[ScenePair]]:
-    return [pairs[at : at + CHUNK] for at in range(0, len(pairs), CHUNK)]
+def _chunks(pairs: Sequence[ScenePair], size: int = CHUNK) -> list[Sequence[ScenePair]]:
+    return [pairs[at : at + size] for at in range(0, len(pairs), size)]
 
 
 def decide_s(found: StepReuse, patches: int = 10_000, repeats: int = 50) -> float:

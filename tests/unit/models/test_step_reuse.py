@@ -68,8 +68,12 @@ def test_json_keeps_every_limit_and_the_key() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"times": [3, 1]}, {"limits": [[[1.0]]]}, {"most": -1}, {"limits": []}, {"layout": None, "most": "x"}]
-)
+    "change",
+    [
+        {"times": [3, 1]}, {"limits": [[[1.0]]]}, {"most": -1}, {"most": float("inf")}, {"limits": []},
+        {"layout": None, "most": "x"},
+    ],
+)  # fmt: skip
 def test_another_value_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(ModelError, match=r"step_reuse\.json"):
         reuse_from_json(reuse_to_json(FOUND) | change)

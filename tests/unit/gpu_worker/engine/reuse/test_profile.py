@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,8 @@ from rich.console import Console
 
 from services.cli.profiles import reuse as profiled
 from services.cli.profiles.measure import Profiler
-from services.cli.profiles.reuse_forest import fit_forest, fit_reuse, limits_of
+from services.cli.profiles.reuse_forest import Recorder, fit_forest, fit_reuse, limits_of
+from services.gpu_worker.engine.reuse.block_reuse import blocks_of
 from services.gpu_worker.families import load_family
 from services.gpu_worker.families.pipeline import PipelineFamily
 from shared.domain.errors import InvalidRequestError
@@ -108,6 +110,25 @@ def test_a_profile_is_written_beside_the_weights_and_used(
     plain = load_family(find_card(str(folder)), batch_invariant=2)
     np.testing.assert_array_equal(solo(invariant, task()).latent, solo(plain, task()).latent)
 
+    profiled.profile_reuse(replace(profiler, family=reusing), 1, settings, tmp_path, console)
+    assert reusing._reuse is not None
+    assert reusing._reuse.policy is card.step_reuse
+
+
+def test_tensors_of_one_batch_are_recorded_at_a_time(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    family = load_family(find_card(str(tiny_folder / "large")))
+    assert isinstance(family, PipelineFamily)
+    profiler = Profiler(family, OneVector(), None, [], 3, max_rows=1)  # type: ignore[arg-type]
+    kept: list[int] = []
+
+    def forget(recorder: Recorder) -> None:
+        kept.append(len(recorder._steps))
+        recorder._steps.clear()
+
+    monkeypatch.setattr(Recorder, "forget", forget)
+    profiled.recorded(profiler, list(profiler.pairs(2, 0, "reuse")), 1, lambda: None)
+    assert kept == [len(blocks_of(family.denoiser))] * 2
+
 
 def test_settings_that_break_a_bound_are_not_taken(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ratios = {(0.01, 1): 1.0, (0.01, 2): 0.98, (0.03, 1): 1.0, (0.03, 2): 0.995, (0.03, 4): 0.9, (0.1, 1): 0.5}
@@ -134,3 +155,7 @@ def test_models_whose_blocks_cannot_be_reused_are_refused() -> None:
     card = find_card("noop:")
     with pytest.raises(InvalidRequestError, match=r"reuse: needs a model of family unet, sd3, flux, sana"):
         profiled.check_reuse(card, Settings())
+    with pytest.raises(
+        InvalidRequestError, match=r"reuse: needs batch_invariant 0, because no block is reused with it \(got '4'\)"
+    ):
+        profiled.check_reuse(find_card("bundled:large"), Settings(batch_invariant=4))
