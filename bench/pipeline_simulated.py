@@ -40,9 +40,10 @@ WAYS = ("fixed", "searched")
 
 
 def floor_of(plan: Plan, settings: PlanSettings) -> float:
-    """Return the least bubble share that any filling leaves: frozen work that is longer than the bubbles leaves none.
+    """Return the bubble share that is left if all frozen work fills bubbles; frozen work that is longer leaves none.
 
-    Frozen work counts as long as on all devices of the group; split into smaller parts it takes no less.
+    Frozen work counts as long as on all devices of the group. On fewer devices its local batch is larger and may take
+    more time in proportion, so that a filling may leave slightly less.
     """
     one = plan.iterations[0]
     idle = idle_device_s(one.bubbles) / plan.group
