@@ -9,7 +9,7 @@ from pydantic import Field
 from shared.runtime.settings.section import Seconds, Section
 
 SloClasses = dict[
-    Annotated[str, Field(pattern=r"[a-z0-9_-]{1,32}$")], Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
+    Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,32}$")], Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 ]
 
 

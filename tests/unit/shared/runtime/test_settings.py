@@ -48,7 +48,15 @@ def test_a_crash_does_not_cost_a_minute() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("max_rows", 0), ("epsilon", 1.5), ("lease_s", 0), ("capture_steps", (0,)), ("capture_steps", (50,)), ("nope", 1)],
+    [
+        ("max_rows", 0),
+        ("epsilon", 1.5),
+        ("lease_s", 0),
+        ("capture_steps", (0,)),
+        ("capture_steps", (50,)),
+        ("nope", 1),
+        ("slo_classes", {"Very tight": 2.0}),
+    ],
 )
 def test_a_value_out_of_range_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(ValidationError, match=name):
