@@ -24,6 +24,7 @@ from shared.domain.errors import (
     BlobCorruptError,
     BlobMissingError,
     ConfigurationError,
+    InvalidRequestError,
     NotFoundError,
     OverloadedError,
     StorageFullError,
@@ -87,9 +88,9 @@ class Intake:
         body = body_hash(message, len(job_ids)) if caller.idempotency_key else ""
         try:
             images = await self._admitted(requests, card, job_ids)
-        except (OverloadedError, UnavailableError, NotFoundError):
-            # a retry gets its accepted job, even if the queue or the disk is full, no worker can load the model now, or
-            # the image that the request starts from has expired
+        except (OverloadedError, UnavailableError, NotFoundError, InvalidRequestError):
+            # a retry gets its accepted job, even if the queue or the disk is full, no worker can load the model now,
+            # the image that the request starts from has expired, or the deadline cannot be met any more
             first = await self._first(caller, body, len(job_ids))
             if not first:
                 raise

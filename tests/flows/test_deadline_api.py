@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from prometheus_client import REGISTRY
 
+from services.gateway.finish import Standalones
 from shared.client import Accepted, Picture
 from shared.domain.errors import InvalidRequestError, OverloadedError
 from tests.flows.conftest import Make
@@ -43,11 +44,19 @@ async def test_a_class_becomes_seconds_and_the_job_says_whether_it_met_them(make
                 await asyncio.sleep(0.01)
 
 
-async def test_a_request_that_would_be_late_is_refused_where_that_is_set(make: Make) -> None:
+async def test_a_request_that_would_be_late_is_refused_where_that_is_set(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with house(make(large=MODEL, refuse_late=True)) as it:
         with pytest.raises(InvalidRequestError, match=r"deadline_s: must leave at least 0\.2 s"):
             await it.client.generate("a red fox", steps=50, deadline_s=0.05)
-        await it.client.generate("a red fox", steps=50, deadline_s=60.0)
+        first = await it.client.generate("a red fox", steps=50, deadline_s=60.0, idempotency_key="k")
+        # later the cache has lost what the first plan found, and the request alone takes too long
+        monkeypatch.setattr(Standalones, "plan_s", lambda *_: 100.0)
+        with pytest.raises(InvalidRequestError, match=r"at least 100 s"):
+            await it.client.generate("a red fox", steps=50, deadline_s=60.0)
+        again = await it.client.generate("a red fox", steps=50, deadline_s=60.0, idempotency_key="k")
+        assert again.job.id == first.job.id
 
 
 async def test_a_refusal_names_a_delay(make: Make) -> None:
