@@ -167,7 +167,8 @@ async def _replay(settings: Settings, ids: Sequence[str]) -> tuple[int, int]:
         every = await bus.dead_letters(EVERYTHING)
         letters = [letter for letter in every if not ids or {letter.id, _job_of(letter)} & set(ids)]
         jobs = [job_id for letter in letters if (job_id := _job_of(letter))]
-        reopened = [job_id for job_id in jobs if await catalog.jobs.reopen(job_id)]
-        sent = await bus.replay([letter.id for letter in letters])
-        await catalog.jobs.confirm(reopened)
-        return sent, len(ids) or len(letters)
+        for job_id in jobs:
+            await catalog.jobs.reopen(job_id)
+        # the claim confirms a reopened row: with lane_order=urgent another job may take the letter's task, and then the
+        # sweeper sends the row's own
+        return await bus.replay([letter.id for letter in letters]), len(ids) or len(letters)

@@ -19,9 +19,9 @@ from services.gpu_worker.jobs.process import WorkerProcess
 from shared.blobs.ahead import ReadAhead
 from shared.bus import Delivery
 from shared.catalog.jobs.exposure import RENEWALS
-from shared.domain.errors import AfterimageError, UnreadableRowError
+from shared.domain.errors import AfterimageError, NotFoundError, UnreadableRowError
 from shared.domain.messages import GenerateImage
-from shared.domain.types import Job
+from shared.domain.types import Job, JobState
 from shared.domain.urgency import AGED_EVERY
 from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
@@ -122,10 +122,20 @@ class Tasks:
                     return True
                 if await self.endings.release(job):
                     return False
-        if ordered and delivery.redelivered and await self._carry_out_urgent(task, delivery):
+        spare = ordered and delivery.redelivered and not await self._needs_its_task(task.job_id)
+        if spare and await self._carry_out_urgent(task, delivery):
             return True
         await self.endings.duplicate(task.job_id, delivery)
         return True
+
+    async def _needs_its_task(self, job_id: str) -> bool:
+        """Return whether a redelivered task may be the only one of its job: another worker claimed the job with this
+        task and then lost its connection to the broker, or failed the job and wrote no dead letter yet."""
+        try:
+            row = await self._jobs.get(job_id)
+        except NotFoundError:
+            return False
+        return (row.state is JobState.FAILED and not row.buried) if row.state.final else row.confirmed
 
     async def _carry_out_urgent(self, task: GenerateImage, delivery: Delivery) -> bool:
         """Carry out the most urgent job of the lane that no worker has claimed yet; return False if there is none.

@@ -47,6 +47,7 @@ _CLAIM = Prepared(
         **claimed(CRASHED),  # a running job's holder, whose lease ran out, counts as crashed
         lease_until=_NOW + sa.bindparam("lease_s", type_=sa.Double),
         updated_at=_NOW,
+        confirmed=True,  # the worker holds the job's task
     )
     .returning(jobs)
 )
@@ -89,7 +90,12 @@ _REOPEN = (
     .values(error="", failures=0, confirmed=False, buried=False, **FORGIVEN, **_BACK)
 )  # fmt: skip
 _BURIED = sa.update(jobs).where(_ID, c.state == FAILED).values(buried=True)
-_CONFIRM = sa.update(jobs).where(c.id.in_(sa.bindparam("ids", expanding=True))).values(confirmed=True)
+# a late record must not undo what a claim noted: whether its worker holds the job's own task
+_CONFIRM = (
+    sa.update(jobs)
+    .where(c.id.in_(sa.bindparam("ids", expanding=True)), c.state == QUEUED)
+    .values(confirmed=True)
+)  # fmt: skip
 
 
 def _accept(

@@ -12,9 +12,10 @@ import sqlalchemy as sa
 
 from shared.catalog.engines.database import Database
 from shared.catalog.engines.prepared import Prepared
-from shared.catalog.jobs.exposure import CRASHED, claimed
-from shared.catalog.jobs.job_rows import job_of
+from shared.catalog.jobs.exposure import CRASHED, HANDED_BACK, claimed
+from shared.catalog.jobs.job_rows import job_of, update_one
 from shared.catalog.tables import jobs, now_s
+from shared.domain.errors import UnreadableRowError
 from shared.domain.types import Job, JobState
 from shared.domain.urgency import PATIENCE
 
@@ -59,9 +60,15 @@ _CLAIM_NEW = Prepared(
         lease_until=_NOW + sa.bindparam("lease_s", type_=sa.Double),
         updated_at=_NOW,
         # another job may get the own task: once the job is queued again, the sweeper sends it one
-        confirmed=sa.case((sa.bindparam("own_task", type_=sa.Boolean), c.confirmed), else_=sa.false()),
+        confirmed=sa.bindparam("own_task", type_=sa.Boolean),
     )
     .returning(jobs)
+)
+# unconfirmed: the own task may serve another job, so the sweeper of a version that reads the row sends one
+_GIVE_BACK = (
+    sa.update(jobs)
+    .where(c.id == sa.bindparam("job_id"), c.state == RUNNING, c.attempt == 1)
+    .values(state=QUEUED, worker="", lease_until=0.0, updated_at=_NOW, confirmed=False, **HANDED_BACK)
 )
 
 
@@ -75,7 +82,12 @@ def _claim_new(
 ) -> Job | None:
     asked = {"job_id": job_id, "in_lane": lane, "by_worker": worker, "lease_s": lease_s, "by_itself": False}
     row = _CLAIM_NEW.first(connection, {**asked, "own_task": own_task})
-    return None if row is None else job_of(row)
+    try:
+        return None if row is None else job_of(row)
+    except UnreadableRowError:
+        if connection.dialect.name == "postgresql":  # PostgreSQL committed the claim already; SQLite rolls it back
+            update_one(connection, _GIVE_BACK, {"job_id": job_id})
+        raise
 
 
 class Urgent:

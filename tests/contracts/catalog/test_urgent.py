@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 
+import pytest
+
 from shared.catalog import Catalog
+from shared.domain.errors import UnreadableRowError
 from shared.domain.types import JobState
 from shared.domain.urgency import Waiting, most_urgent
-from tests.contracts.catalog.conftest import change
+from tests.contracts.catalog.conftest import change, look
 from tests.contracts.catalog.test_deadlines import LANE, queued
+from tests.contracts.catalog.test_unreadable import spoilt
 from tests.contracts.nouns import LEASE_S
 
 
@@ -64,3 +68,33 @@ async def test_a_job_claimed_out_of_turn_is_sent_again_once_it_waits(catalog: Ca
         swept = await catalog.jobs.to_requeue(unconfirmed_after_s=-1.0)
         assert [one.id for one in swept] == ([] if own else [job.id])
         await catalog.jobs.cancel(job.id)
+
+
+async def test_a_late_record_of_the_sending_does_not_undo_a_claim_out_of_turn(catalog: Catalog) -> None:
+    """Gateways confirm in batches, up to a second after the task was sent."""
+    for own in (True, False):
+        job = await queued(catalog)
+        assert await catalog.jobs.claim_new(job.id, LANE, "w", LEASE_S, own_task=own)
+        await catalog.jobs.confirm([job.id])
+        assert await catalog.jobs.release(job.id, 1)
+        assert (await catalog.jobs.get(job.id)).confirmed is own
+
+
+async def test_a_claim_by_the_own_task_confirms_the_row(catalog: Catalog) -> None:
+    job = await queued(catalog)
+    assert await catalog.jobs.claim(job.id, "w", LEASE_S)
+    assert await catalog.jobs.release(job.id, 1)
+    assert await catalog.jobs.to_requeue(unconfirmed_after_s=-1.0) == []
+
+
+@pytest.mark.usefixtures("nothing_is_reported_yet")
+async def test_an_unreadable_job_stays_queued(catalog: Catalog) -> None:
+    job = await queued(catalog)
+    mended = await spoilt(catalog, job.id)
+    with pytest.raises(UnreadableRowError):
+        await catalog.jobs.claim_new(job.id, LANE, "w", LEASE_S, own_task=True)
+    row = await look(catalog, job.id)
+    assert (row["state"], row["worker"], row["lease_until"], row["crashes"]) == ("queued", "", 0.0, 0)
+    await change(catalog, job.id, **mended)
+    # a version that reads the row sends its task, which another job may have got meanwhile
+    assert [one.id for one in await catalog.jobs.to_requeue(unconfirmed_after_s=-1.0)] == [job.id]

@@ -141,3 +141,55 @@ async def test_a_cancelled_jobs_task_serves_the_others(bench: WorkerBench) -> No
     await bench.jobs.cancel(gone.id)
     assert (await bench.final(stays.id)).state is JobState.SUCCEEDED
     await bench.idle()
+
+
+async def test_a_task_that_its_running_job_may_need_serves_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker lost its connection to the broker while it ran the task's own job, and then hands the job back."""
+    monkeypatch.setattr(endings, "RETRY_S", 0.02)
+    monkeypatch.setattr(endings, "BUSY_RETRY_S", 0.02)
+    async with running_worker(tmp_path / "data", SLOW, max_rows=1, lane_order="urgent", sweep_s=3600.0) as bench:
+        await bench.service.drain(0.0)
+        cut_off, new = await bench.accept(), await bench.accept()
+        await bench.send(cut_off)
+        receiver = await bench.backends.bus.receive([cut_off.lane], prefetch=1)
+        await asyncio.wait_for(receiver.get(), 5.0)
+        assert await bench.jobs.claim_new(cut_off.id, cut_off.lane, "cut off", 60.0, own_task=True)
+        await receiver.close()  # as the broker does for a lost connection
+        await bench.send(new)
+        service = GpuWorkerService()
+        await service.start(bench.context)
+        try:
+            await bench.final(new.id)
+            assert await bench.jobs.release(cut_off.id, 1)
+            assert (await bench.final(cut_off.id)).state is JobState.SUCCEEDED
+        finally:
+            await service.drain(0.1)
+            await service.stop()
+
+
+async def test_a_failed_job_gets_its_dead_letter_although_others_wait(
+    bench: WorkerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker died between the row and the dead letter, so the broker delivers the task again."""
+    monkeypatch.setattr(endings, "DEAD_LETTER_GRACE_S", 0.0)
+    await bench.service.drain(0.0)
+    failed, new = await bench.accept(), await bench.accept()
+    await bench.send(failed)
+    receiver = await bench.backends.bus.receive([failed.lane], prefetch=1)
+    await asyncio.wait_for(receiver.get(), 5.0)
+    assert await bench.jobs.claim_new(failed.id, failed.lane, "dead", 60.0, own_task=True)
+    assert await bench.jobs.fail(failed.id, 1, "no", final=True)
+    await receiver.close()
+    await bench.send(new)
+    service = GpuWorkerService()
+    await service.start(bench.context)
+    try:
+        await bench.final(new.id)
+        await bench.until(lambda job: job.buried, failed.id)
+    finally:
+        await service.drain(0.1)
+        await service.stop()
+    (letter,) = await bench.backends.bus.dead_letters()
+    assert letter.message == GenerateImage(failed.id)
