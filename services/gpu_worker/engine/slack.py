@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import tee
 
 from services.gpu_worker.engine.finishes import Kind, Timed, decode_s, finishes
 from services.gpu_worker.engine.scheduler import Decision, is_overdue
@@ -69,13 +70,13 @@ def decide_by_slack(
     if not queue or any(task.alone for task in riding) or (len(riding) >= max_rows and not may_set_aside):
         return left
     joining = _Joining(riding, {task.model for task in queue}, now, max_rows, max_pixels, seconds)
-    order = list(_ordered(queue, joining))
+    order, again = tee(_ordered(queue, joining))  # lazy: most decisions need only the first few of a long queue
     for task, aged in order if len(riding) < max_rows else ():
         if not joining.take(task, aged):
             break
     if joining.joined or not may_set_aside:
         return replace(left, join=tuple(joining.joined), aged=tuple(joining.aged))
-    candidates = (task for task, _ in order)
+    candidates = (task for task, _ in again)
     found = rows_to_set_aside(candidates, riding, now, Limits(max_rows, max_pixels), seconds)
     if found is None:
         return left
