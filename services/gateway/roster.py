@@ -39,26 +39,22 @@ class Roster:
         self._able = {worker: able for worker, able in self._able.items() if at - able[1] <= RESTART_S}
 
     def models(self, now: float) -> frozenset[str] | None:
-        return frozenset(report.model for report in self._live(now)) or None
+        return frozenset(report.model for report in self.reports(now)) or None
 
     def pixel_limit(self, model: str, now: float) -> int:
         """Return the most pixels of this model's requests in one step that the memory of some worker holds; 0 where a
         live worker that serves the model reported none."""
-        limits = [dict(report.pixels).get(model, 0) for report in self._live(now) if not _lacks(report, model)]
+        limits = [dict(report.pixels).get(model, 0) for report in self.reports(now) if not _lacks(report, model)]
         return max(limits) if limits and all(limits) else 0
 
     def unable(self, now: float) -> frozenset[str]:
         """Return the models that each worker failed to load or has not in its settings; empty when no worker is
         known. A model of a worker that is gone counts for `RESTART_S`."""
-        live = self._live(now)
+        live = self.reports(now)
         lacking = {name for name in self._models if live and all(_lacks(report, name) for report in live)}
         return frozenset(lacking.difference(*(able for able, at in self._able.values() if now - at <= RESTART_S)))
 
     def reports(self, now: float) -> list[WorkerReported]:
-        """Return the last report of every live worker; empty until every worker has had time to report."""
-        return self._live(now)
-
-    def _live(self, now: float) -> list[WorkerReported]:
         """Return the last report of every live worker; empty until every worker has had time to report."""
         if self._silent(now) or now < self._whole_at:
             return []
