@@ -78,9 +78,9 @@ def plan(
 
     The search tries numbers of stages S, micro-batches M and devices D of a pipeline. For each it cuts the backbone
     into stages, plays the schedule and fills its bubbles. The table has the predicted time, the share of idle device
-    time before and after filling, and the memory of the fullest device, beside the same search without filling (as
-    SPP), GPipe with two equal stages and four micro-batches, DDP and FSDP. A last line says whether a pipeline is worth
-    it. schedule.svg shows what each device does at each time.
+    time before and after filling, and the memory of the fullest device. Other rows have the same search without
+    filling (as SPP), GPipe with two equal stages and four micro-batches, DDP and FSDP. A last line says whether
+    a pipeline is worth it. schedule.svg shows what each device does at each time.
 
     [bold]Examples[/bold]
 

@@ -1,8 +1,8 @@
 """One decision code: what is served for real, one at a time, and what is replayed are the same decisions.
 
-The first requests of the shipped trace are drawn by a tiny random model (or, where what it draws starts nothing else,
-by one that draws nothing), each entry indexed before the next request, with budgets so small that states or pictures
-leave all the time; then a replay decides the same requests.
+A tiny random model serves the first requests of the shipped trace; where its images would start nothing else, a model
+without a denoiser does. Each entry is indexed before the next request. Budgets are so small that states or images leave
+all the time. Then a replay decides the same requests.
 """
 
 from __future__ import annotations
