@@ -8,7 +8,8 @@
 The states after K = 5, 10, 15, 20 and 25 of T = 50 are FlexCache's. A T = 10 has the same noise levels after 1 to 5
 steps, at a fifth of the cost. The states are kept under `out/`, and a later run captures only those of missing clips.
 `--records` has one line for each measured clip, and for each pair, K and codec: a later run measures the missing ones,
-also without the states.
+also without the states. Several processes share the work with `--part` and `--records` of their own, whose files are
+then put together.
 
 Key frames are measured with several bounds: `paper` merges frames from a cosine of .99 on and stores no other frames
 (§5), `paper .9` and `paper .95` are the other two of Fig. 14a, and `here` also stores frames that would miss .995.
@@ -162,10 +163,10 @@ def quality_rows(asked: argparse.Namespace, card: ModelCard, path: Path) -> Iter
     if why_not:
         print(f"{why_not}: no attribute is judged")
     profiler = CodecProfiler(
-        load_family(card, device="cpu"), Encoder(encoder_folder(asked.encoder)), judge, asked.steps,
+        load_family(card, device=asked.device), Encoder(encoder_folder(asked.encoder)), judge, asked.steps,
         max_rows=max(8, asked.frames), frames=asked.frames, of_runs=VARIANTS, together=scale_steps(OF_50, asked.steps),
     )  # fmt: skip
-    pairs = list(scene_pairs(asked.quality, asked.seed, grammar_of(asked.frames)))
+    pairs = of_part(asked, list(scene_pairs(asked.quality, asked.seed, grammar_of(asked.frames))))
     ks = scale_steps(asked.ks, asked.steps)
     codecs = [PLAIN, *(one for one in asked.codecs if one not in (NOISE, PLAIN))]
     wanted = [*([(0, NOISE)] if NOISE in asked.codecs else []), *((k, codec) for k in ks for codec in codecs)]
@@ -188,14 +189,21 @@ def measured(asked: argparse.Namespace, card: ModelCard, folder: Path, records: 
     known = {(row["frames"], row["seed"]): row for row in map(with_ks, read_records(path))}
     found = list[Row]()
     for frames, count in ((card.frames.default, asked.count), (card.frames.most, asked.long)):
-        missing = [number for number in range(count) if (frames, number) not in known]
-        for number, states in states_of(card, missing, frames, asked.steps, folder):
+        numbers = of_part(asked, range(count))
+        missing = [number for number in numbers if (frames, number) not in known]
+        for number, states in states_of(card, missing, frames, asked.steps, folder, asked.device):
             row = rounded(clip_row(read_states(states), number, card.frames.windows(frames)))
             known[frames, number] = row
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row, separators=(",", ":")) + "\n")
-        found += [known[frames, number] for number in range(count)]
+        found += [known[frames, number] for number in numbers]
     return found
+
+
+def of_part(asked: argparse.Namespace, numbers: Sequence[Any]) -> Sequence[Any]:
+    """Return every n-th of the clips or pairs, which one of n processes measures."""
+    which, parts = map(int, asked.part.split("/"))
+    return numbers[which - 1 :: parts]
 
 
 def rounded(value: Any) -> Any:
@@ -228,6 +236,8 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--encoder", default="bundled:clip")
     parser.add_argument("--sprites", type=Path, default=SPRITES)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 …")
+    parser.add_argument("--part", default="1/1", help="I/N: every N-th clip and pair from the I-th on; N processes")
     parser.add_argument("--work", type=Path, default=Path("out/bench"), help="folder of states")
     parser.add_argument("--records", type=Path, help="folder of the records (default: that of the states)")
     parser.add_argument("--arithmetic", action="store_true", help="print the highest possible ratios alone")

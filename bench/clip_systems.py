@@ -4,7 +4,8 @@
     python -m bench.clip_systems --tiny          (does the command work?)
 
 The all-in-one service serves the first `--count` requests of the trace with each system, whose cache is empty at first.
-Two requests are in flight; the next two wait until the cache has their clips, with masks.
+Two requests are in flight; the next two wait until the cache has their clips, with masks. Processes with a system each
+(`--systems`) can share the work; a last one without prints the figures.
 
 - *No cache*: every clip from noise. *Few steps* does so with the mean number of steps that FlexCache ran.
 - *NIRVANA* and *FlexCache*: the papers' rules, and their thresholds instead of the model's K tables. FlexCache also has
@@ -271,7 +272,9 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--encoder", default="bundled:clip")
     parser.add_argument("--sprites", type=Path, default=SPRITES, help="folder of the trainer's sprites")
     parser.add_argument("--work", type=Path, default=Path("out/bench/clip_systems"), help="folder of the clips")
-    parser.add_argument("--systems", nargs="+", choices=[one.name for one in SYSTEMS], help="generate these alone")
+    parser.add_argument(
+        "--systems", nargs="+", choices=[one.name for one in SYSTEMS], help="generate and judge these alone"
+    )
     parser.add_argument("--tiny", action="store_true", help="four requests, T = 4")
     asked = parser.parse_args(given)
     if asked.tiny:
@@ -282,20 +285,22 @@ def main(given: Sequence[str] | None = None) -> None:
     rows = read_trace(asked.trace)[: asked.count]
     folder = asked.work / f"{asked.steps}-{card.weights_hash[:8]}"
     works = {one.name: Work(folder / one.name, len(rows)) for one in SYSTEMS}
-    for system in SYSTEMS:
-        if asked.systems and system.name not in asked.systems:
-            continue
-        steps = asked.steps
-        if system.like:
-            steps = max(round(fmean(one["steps_run"] for one in works[system.like].answers().values())), 1)
-        model = with_fig_10(card, folder / "model") if system.fig_10 else asked.model
-        asyncio.run(serve(system, works[system.name], rows, steps, model))
-    if asked.systems:
-        return
     judge, why_not = judge_of(card.frames.default, None, asked.sprites)
     if why_not:
         print(f"{why_not}: no attribute is judged")
-    figures = figures_of(works, {name: judged(work, rows, encoder, judge) for name, work in works.items()}, rows)
+    verdicts = {}
+    for system in SYSTEMS:
+        if asked.systems and system.name not in asked.systems:
+            continue
+        steps, work = asked.steps, works[system.name]
+        if system.like:
+            steps = max(round(fmean(one["steps_run"] for one in works[system.like].answers().values())), 1)
+        model = with_fig_10(card, work.folder / "model") if system.fig_10 else asked.model
+        asyncio.run(serve(system, work, rows, steps, model))
+        verdicts[system.name] = judged(work, rows, encoder, judge)
+    if asked.systems:
+        return
+    figures = figures_of(works, verdicts, rows)
     print(report(figures))
     about = settings_of(asked) | {"weights_hash": card.weights_hash, "encoder_hash": encoder.hash}
     record("clip_systems", {"systems": figures}, about, on=on, folder=asked.out)

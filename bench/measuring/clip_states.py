@@ -30,7 +30,7 @@ def prompt_of(number: int) -> str:
 
 
 def states_of(
-    card: ModelCard, numbers: Sequence[int], frames: int, steps: int, folder: Path
+    card: ModelCard, numbers: Sequence[int], frames: int, steps: int, folder: Path, device: str
 ) -> Iterator[tuple[int, Path]]:
     """Yield each number with the file of that clip's states; generate those that `folder` lacks, one after the other.
 
@@ -41,7 +41,7 @@ def states_of(
     for number in numbers:
         path = folder / f"{frames}" / f"{number}.npz"
         if not path.exists():
-            family = family or load_family(card, device="cpu")
+            family = family or load_family(card, device=device)
             write_states(path, captured(family, number, frames, steps))
         yield number, path
         remaining.advance()

@@ -80,7 +80,7 @@ def breakdown(states: States, codec: Keyframes) -> dict[str, float]:
 def clips(asked: argparse.Namespace) -> Iterator[States]:
     card = find_card("bundled:motion")
     folder = asked.work / f"clip_codecs-{card.weights_hash[:8]}-T{T}"
-    for _, path in states_of(card, range(asked.count), card.frames.default, T, folder):
+    for _, path in states_of(card, range(asked.count), card.frames.default, T, folder, "cpu"):
         yield {k * 50 // T: latent for k, latent in read_states(path).items()}
 
 
