@@ -24,6 +24,7 @@ from services.replay.real.scores import clip_scores
 from services.replay.real.serving import Start, serve
 from services.replay.real.settings import ServedPolicy, refuse, stand_for
 from services.replay.real.sitting import Load, Sitting
+from services.replay.results.compare import OF_REQUESTS
 from services.replay.results.real_page import shown
 from services.replay.run import STEPS
 from services.replay.simulated.thresholds import k_table
@@ -192,7 +193,7 @@ def _made(asked: Asked, real: Real, load: Load, served: _Served, said: Mapping[s
 
 def _shown(load: Load, decisions: Mapping[str, npt.NDArray[Any]]) -> list[dict[str, Any]]:
     """Return the requests for the page's sheet of images."""
-    starts = {key: starts for key, starts in decisions.items() if key != "users"}
+    starts = {key: starts for key, starts in decisions.items() if key not in OF_REQUESTS}
     requests = [load.warmup + row for row in shown(starts)]
     return [{"request": request, "prompt": load.trace.prompts[request]} for request in requests]
 

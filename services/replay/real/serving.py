@@ -20,6 +20,7 @@ from shared.catalog import open_catalog
 from shared.client import AsyncClient, Picture
 from shared.domain.errors import AfterimageError, NotFoundError
 from shared.models import added
+from shared.models.card_lookup import served_card
 from shared.models.k_table import KTable, named_table, profile_kind, scaled, table_to_json
 from shared.runtime.clock import Clock, ManualClock
 from shared.runtime.settings import Settings
@@ -67,14 +68,16 @@ def _settings(load: Load, stand: ServedPolicy) -> Iterator[Settings]:
 
 
 async def _put_tables(settings: Settings, load: Load) -> None:
-    """Store the named tables, if any, in the catalog, where they apply to any weights and encoder."""
+    """Store the named tables, if any, in the catalog, where they apply to any weights and encoder: for the model that
+    generates, and for the large model, whose table the match predictor reads."""
     tables = named_tables(load, settings.k_table_alpha)
     if not tables:
         return
     catalog = await open_catalog(settings.catalog_url)
     try:
-        for kind, table in tables.items():
-            await catalog.profiles.put(kind, load.card.name, load.card.weights_hash, table_to_json(table))
+        for card in {card.name: card for card in (served_card(settings), load.card)}.values():
+            for kind, table in tables.items():
+                await catalog.profiles.put(kind, card.name, card.weights_hash, table_to_json(table))
     finally:
         await catalog.close()
 

@@ -99,7 +99,7 @@ def players(folder: Path, summary: Summary, decisions: Mapping[str, npt.NDArray[
     for one in requests:
         cells = "".join(
             f'<td><img src="{html.escape(_place(summary, name, one["request"]))}" alt="" '
-            f'style="width:128px;image-rendering:pixelated"><br>K = {_k(summary, decisions, name, one["request"])}</td>'
+            f'style="width:128px;image-rendering:pixelated"><br>{_k(summary, decisions, name, one["request"])}</td>'
             for name in names
         )
         lines.append(f"<tr><td>{html.escape(one['prompt'])}</td>{cells}</tr>")
@@ -122,7 +122,7 @@ def sheet(folder: Path, summary: Summary, decisions: Mapping[str, npt.NDArray[An
         for axis, name in zip(line, names, strict=True):
             axis.imshow(pyplot.imread(folder / _place(summary, name, one["request"])), interpolation="nearest")
             axis.set(xticks=[], yticks=[])
-            axis.set_title(f"K = {_k(summary, decisions, name, one['request'])}", fontsize=8)
+            axis.set_title(_k(summary, decisions, name, one["request"]), fontsize=8)
         words = textwrap.shorten(one["prompt"], 120, placeholder=" …")
         line[0].set_ylabel(textwrap.fill(words, 20), fontsize=7, rotation=0, ha="right", va="center")
     for axis, name in zip(axes[-1], names, strict=True):
@@ -156,6 +156,8 @@ def _place(summary: Summary, name: str, request: int) -> str:
     return f"{summary['pictures'][name]}/{request:06d}.png"
 
 
-def _k(summary: Summary, decisions: Mapping[str, npt.NDArray[Any]], name: str, request: int) -> int:
-    """Return the start step of a counted request at the first budget."""
-    return int(decisions[f"{summary['budgets'][0]['states']}/{name}"][request - summary["trace"]["warmup"]])
+def _k(summary: Summary, decisions: Mapping[str, npt.NDArray[Any]], name: str, request: int) -> str:
+    """Return the start step of a counted request at the first budget in words, with its T where the trace names it."""
+    row = request - summary["trace"]["warmup"]
+    k = decisions[f"{summary['budgets'][0]['states']}/{name}"][row]
+    return f"K = {k} of {decisions['steps'][row]}" if "steps" in decisions else f"K = {k}"

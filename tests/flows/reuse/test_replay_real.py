@@ -145,6 +145,7 @@ def test_clips_are_served_as_decided_alone(tmp_path: Path, monkeypatch: pytest.M
     with np.load(tmp_path / "real" / "decisions.npz") as ours, np.load(tmp_path / "alone" / "decisions.npz") as theirs:
         assert set(ours) == set(theirs) == {"users", "steps", "1000/nirvana-video", "1000/flexcache-video"}
         assert all(ours[key].tolist() == theirs[key].tolist() for key in ours)
+        hit = ours["1000/nirvana-video"] + ours["1000/flexcache-video"] > 0
     nirvana, flexcache = (real["policies"][name] for name in given["policies"])
     for name, one in real["policies"].items():
         same = ("hit_rate", "by_pairs", "steps_saved", "k_histogram", "states", "reuse_age_s", "own_user")
@@ -160,8 +161,10 @@ def test_clips_are_served_as_decided_alone(tmp_path: Path, monkeypatch: pytest.M
     page = (tmp_path / "real" / "index.html").read_text(encoding="utf-8")
     assert "Clips of 2 frames generated over gRPC by clips" in page
     shown = re.findall(r'<img src="(pictures/[^"]+)"', page)
-    assert shown
     assert all((tmp_path / "real" / place).is_file() for place in shown)
+    assert 0 < hit.sum() < len(hit)
+    assert {int(Path(place).stem) for place in shown} == {*(1 + np.flatnonzero(hit)).tolist()}
+    assert " of 10</td>" in page
     assert not (tmp_path / "real" / "pictures.png").exists()
 
 
@@ -232,7 +235,7 @@ def test_arrivals_are_kept_and_latency_counts_from_them(trace: Path, tmp_path: P
         ({"honour_sizes": True}, r"honour_sizes: .* \(got '512x512'\)"),
         ({"trace_steps": True}, r"needs a column 'steps'; it has prompt, user, arrival_s"),
         ({"policies": ["flexcache-video"]}, "only clips have pairs, and the trace has images"),
-        ({"policies": ["modm"], "frames": 4, "model": "bundled:motion"}, "policy 'modm': cannot .*clips start from latents alone"),
+        ({"policies": ["modm"], "frames": 4, "model": "bundled:motion"}, "policy 'modm': .*start from latents alone"),
         ({"frames": 4}, "video: names no model, and the trace has clips of 4 frames"),
         ({"frames": 65, "model": "bundled:motion"}, "frames: model 'motion' generates from 1 to 64 frames"),
         ({"real": {"steps": 201}}, r"real.steps: model 'large' takes at most 200 steps.* \(got '201'\)"),

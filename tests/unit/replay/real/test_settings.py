@@ -13,9 +13,9 @@ from services.replay.real.serving import named_tables
 from services.replay.real.settings import UNLIMITED_BYTES, servable, stand_for, why_not
 from services.replay.real.sitting import Load
 from shared.domain.errors import ConfigurationError, InvalidRequestError
-from shared.runtime.settings import Settings
 from shared.models.card_lookup import find_card
 from shared.models.k_table import FIG_10, Level
+from shared.runtime.settings import Settings
 from tests.unit.replay.house import policy, trace_of
 
 NOT_SERVED = {"exact", "retrieval", "gpt-cache", "crs", "gdsf", "s3fifo", "wtinylfu", "modm-raised"}
