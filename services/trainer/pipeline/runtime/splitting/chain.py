@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -51,7 +52,7 @@ class Chain:
     outputs: tuple[str, ...]
     """Names that the whole model returns."""
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[str, ...]:
         """Return the names that layers read and no earlier layer makes, in the order of their first reader."""
         made: set[str] = set()
@@ -63,11 +64,22 @@ class Chain:
 
     def crossing(self, cut: int) -> tuple[str, ...]:
         """Return what a cut before layer `cut` sends, in alphabetic order; after the last layer, the outputs."""
-        made = {name for layer in self.layers[:cut] for name in layer.makes}
-        needed = set(self.outputs)
-        for layer in reversed(self.layers[cut:]):
-            needed = (needed - set(layer.makes)) | set(layer.reads)
-        return tuple(sorted(needed & made))
+        return self._crossings[cut]
+
+    @cached_property
+    def _crossings(self) -> tuple[tuple[str, ...], ...]:
+        needed, found = set(self.outputs), []
+        for cut in range(len(self.layers), -1, -1):
+            made = {name for layer in self.layers[:cut] for name in layer.makes}
+            found.append(tuple(sorted(needed & made)))
+            if cut:
+                layer = self.layers[cut - 1]
+                needed = (needed - set(layer.makes)) | set(layer.reads)
+        return tuple(reversed(found))
+
+    def maker(self, name: str, before: int) -> int | None:
+        """Return the last layer before layer `before` that makes a name; None for an input of the chain."""
+        return next((at for at in range(before - 1, -1, -1) if name in self.layers[at].makes), None)
 
     def read_by(self, layers: range) -> tuple[str, ...]:
         """Return the inputs of the chain that these layers read."""

@@ -1,0 +1,305 @@
+"""Play a plan: every rank runs its device's program, with activations, gradients and frozen values in messages.
+
+Each step of a program waits for what it reads, runs, and sends what it makes; sends never wait. Gradients of a stage
+are summed over its replicas as soon as its last backward pass is done, while later passes and frozen layers run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from services.trainer.pipeline.costs.profile import Profile
+from services.trainer.pipeline.filling.one_bubble import FrozenWork
+from services.trainer.pipeline.plans import Plan
+from services.trainer.pipeline.runtime.frozen import Encoding
+from services.trainer.pipeline.runtime.gradients import GradientSum, earlier_gradients
+from services.trainer.pipeline.runtime.parcels import joined
+from services.trainer.pipeline.runtime.parts import Fed, Rows, Training
+from services.trainer.pipeline.runtime.program import (
+    Device,
+    FrozenStep,
+    Layout,
+    PassStep,
+    Program,
+    filled_program,
+    frozen_program,
+    linked,
+    pass_program,
+    stage_values,
+)
+from services.trainer.pipeline.runtime.splitting.chain import State
+from services.trainer.pipeline.runtime.stages import Stage
+from services.trainer.pipeline.runtime.transport import Transport
+from services.trainer.pipeline.schedule.schedules import Pass
+from shared.domain.errors import InvalidRequestError
+
+FORWARDS = (Pass.SELF_CONDITIONING, Pass.FORWARD)
+
+
+class PipelineExecutor:
+    """One rank of a plan. The optimizer is not part of it: a step leaves gradients in `parameters()`."""
+
+    def __init__(
+        self,
+        training: Training,
+        plan: Plan,
+        profile: Profile,
+        *,
+        device: torch.device,
+        autocast: torch.autocast | None = None,
+    ) -> None:
+        """Prepare this rank; all ranks of the default process group do so together.
+
+        Parameters of stages that are on other ranks move to the `meta` device: they are released. Raises
+        InvalidRequestError if the plan is for another number of ranks or other parts.
+        """
+        _check(training, plan, profile)
+        self._training, self._plan = training, plan
+        self._group, self._own = divmod(dist.get_rank(), plan.group)
+        self._layout = Layout(plan.cut, plan.batch, plan.micro_batches)
+        self._stages = {
+            (pipeline, stage): Stage(training.backbones[pipeline], plan.cut.stages[pipeline][stage], autocast=autocast)
+            for pipeline, stage in self._layout.stages_of(self._own)
+        }
+        self._release()
+        first = self._group * plan.group
+        self._sums = self._gradient_groups()
+        for group in range(plan.groups):  # every rank makes every process group
+            ranks = range(group * plan.group, (group + 1) * plan.group)
+            made = Transport(ranks, self._own, device, member=group == self._group)
+            if group == self._group:
+                self._transport = made
+        self._device = device
+        self._first_row = first // plan.group * plan.batch
+        self._compile(profile)
+        self._encoding: Encoding | None = None
+
+    def _release(self) -> None:
+        kept: set[int] = set()
+        for stage in self._stages.values():
+            layers = [stage.part.chain.layers[at] for at in stage.layers]
+            kept.update(id(module) for layer in layers for one in layer.modules.values() for module in one.modules())
+        for part in self._training.frozen:
+            for layer in part.chain.layers:
+                kept.update(id(module) for one in layer.modules.values() for module in one.modules())
+        for trained in self._training.backbones:
+            for layer in trained.chain.layers:
+                for module in layer.modules.values():
+                    if not any(id(one) in kept for one in module.modules()):
+                        module.to("meta")
+
+    def _gradient_groups(self) -> dict[tuple[int, int], GradientSum]:
+        """Return for each stage of this rank the sum of its gradients over its replicas in all groups."""
+        found = {}
+        plan = self._plan
+        for place, devices in enumerate(self._layout.places):
+            ranks = [group * plan.group + device for group in range(plan.groups) for device in devices]
+            made = dist.new_group(ranks) if len(ranks) > 1 else None
+            if self._own in devices:
+                for key in self._layout.stages_of(devices[0]):
+                    found[key] = GradientSum(self._stages[key].parameters(), made, len(ranks))
+            del place
+        return found
+
+    def _compile(self, profile: Profile) -> None:
+        layout, training, plan = self._layout, self._training, self._plan
+        self._passes: dict[bool, Program] = {}
+        self._filled: dict[bool, Program] = {}
+        self._forwards: dict[bool, Program] = {}
+        for one in plan.iterations:
+            twice = one.schedule.self_conditioning
+            self._passes[twice] = linked(pass_program(layout, one.schedule), layout, training)
+            self._forwards[twice] = linked(pass_program(layout, one.schedule, FORWARDS), layout, training)
+            if one.filling is not None:
+                self._filled[twice] = linked(filled_program(layout, one), layout, training)
+        work = FrozenWork(profile.frozen, plan.batch, plan.group)
+        alone = frozen_program(work.rest(work.start()), plan.group)
+        self._alone = linked(alone, layout, training)
+
+    def step(self, batch: Rows, upcoming: Rows | None = None, loss_scale: float = 1.0) -> float:
+        """Add `loss_scale` times the gradients of the iteration's loss to the parameters; return the loss.
+
+        The loss is the same on every rank. The frozen part of `upcoming` runs in the bubbles, if the plan fills them.
+        """
+        encoding = self._encoded(batch)
+        twice = self._twice(batch)
+        filled = self._filled.get(twice) if upcoming is not None and self._training.frozen else None
+        with earlier_gradients(self.parameters().values()):
+            self._encoding = self._play(
+                filled or self._passes[twice], encoding, upcoming if filled else None, loss_scale
+            )
+            for key in self._stages:
+                self._sums[key].finish()
+        return self._loss()
+
+    @torch.no_grad()
+    def evaluate(self, batch: Rows) -> float:
+        """Return the loss of a batch, the same on every rank; leaves gradients as they are."""
+        self._play(self._forwards[self._twice(batch)], self._encoded(batch), None, 1.0, train=False)
+        return self._loss()
+
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """Return the trainable parameters of this rank's stages by their names in the whole model; of two backbones,
+        with the backbone's name before."""
+        many = len(self._training.backbones) > 1
+        found = {}
+        for stage in self._stages.values():
+            prefix = f"{stage.part.chain.name}." if many else ""
+            found.update({f"{prefix}{name}": one for name, one in stage.parameters().items()})
+        return found
+
+    def gradient_norm(self) -> float:
+        """Return the norm of all gradients over all ranks, each parameter counted once; the same on every rank."""
+        squares = torch.zeros(1, dtype=torch.float64, device=self._device)
+        for key, stage in self._stages.items():
+            for parameter in stage.parameters().values():
+                if parameter.grad is not None:
+                    squares += parameter.grad.float().square().sum().double() / self._sums[key].ranks
+        dist.all_reduce(squares)
+        return math.sqrt(squares.item())
+
+    def _twice(self, batch: Rows) -> bool:
+        twice = bool(batch.second_pass) and all(one.self_conditioned for one in self._training.backbones)
+        if twice not in self._passes:
+            which = "with" if twice else "without"
+            raise InvalidRequestError("self_conditioning", f"the plan has no iterations {which} a second pass")
+        return twice
+
+    def _encoded(self, batch: Rows) -> Encoding:
+        """Return the frozen outputs of a batch: from the bubbles of the iteration before, or computed now."""
+        if len(batch) != self._plan.batch * self._plan.groups:
+            rule = f"must have {self._plan.batch * self._plan.groups} samples, as planned"
+            raise InvalidRequestError("batch", rule, len(batch))
+        kept = self._encoding
+        if kept is not None and kept.batch == batch:
+            return kept
+        found = self._play(self._alone, None, batch, 1.0)
+        assert found is not None, "the program encodes a batch"
+        return found
+
+    def _play(
+        self, program: Program, encoding: Encoding | None, upcoming: Any, loss_scale: float, *, train: bool = True
+    ) -> Encoding | None:
+        """Run a program with the frozen outputs of its batch; return those of the next batch, if it encodes one."""
+        own = program.devices[self._own]
+        ahead = None if upcoming is None else Encoding(self._training, own, upcoming, self._first_row)
+        sizes = (
+            None if encoding is None else (encoding.batch.size, train),
+            None if ahead is None else ahead.batch.size,
+        )
+        run = _Run(self, own, encoding, ahead, loss_scale, train)
+        self._transport.begin(program, *sizes)
+        run.all_steps()
+        if ahead is not None:
+            values = stage_values(self._training, self._layout, self._own)
+            ahead.complete(values, self._layout.all_rows(self._own), self._transport.receive)
+        self._transport.finish()
+        return ahead
+
+    def _loss(self) -> float:
+        total = torch.zeros(1, dtype=torch.float64, device=self._device)
+        for stage in self._stages.values():
+            for loss in stage.losses:
+                total += loss.double()
+            stage.losses.clear()
+        dist.all_reduce(total)
+        return total.item()
+
+
+class _Run:
+    """One device in one iteration."""
+
+    def __init__(
+        self,
+        rank: PipelineExecutor,
+        program: Device,
+        encoding: Encoding | None,
+        ahead: Encoding | None,
+        loss_scale: float,
+        train: bool,
+    ) -> None:
+        self._rank, self._program, self._encoding, self._ahead = rank, program, encoding, ahead
+        self._loss_scale, self._train = loss_scale, train
+        self._fed: dict[tuple[int, int, range], Fed] = {}
+        self._left: dict[tuple[int, int], int] = {}
+        for step in program.steps:
+            if isinstance(step, PassStep) and step.action.kind is Pass.BACKWARD:
+                key = (step.action.pipeline, step.action.stage)
+                self._left[key] = self._left.get(key, 0) + 1
+        self._estimates: dict[tuple[int, int], torch.Tensor] = {}
+
+    def all_steps(self) -> None:
+        transport = self._rank._transport
+        for at, step in enumerate(self._program.steps):
+            if isinstance(step, FrozenStep):
+                assert self._ahead is not None, "a program with frozen steps has a batch to encode"
+                made = self._ahead.run(at, step, transport.receive)
+                for message in self._program.sends[at]:
+                    assert isinstance(message.kind, tuple)
+                    names = [value.name for value in message.kind]
+                    transport.send(message, {name: made[name] for name in names}, step.rows.start)
+            else:
+                made = self._pass(at, step)
+                for message in self._program.sends[at]:
+                    transport.send(message, made, step.rows.start)
+
+    def _pass(self, at: int, step: PassStep) -> State:
+        action, transport = step.action, self._rank._transport
+        messages = sorted(self._program.needs[at], key=lambda one: one.rows.start)
+        received = joined([transport.receive(one) for one in messages]) if messages else {}
+        stage = self._rank._stages[action.pipeline, action.stage]
+        if action.kind is Pass.BACKWARD:
+            made = stage.backward(action.micro_batch, received, self._loss_scale)
+            self._count(action.pipeline, action.stage)
+            return made
+        fed = self._inputs(step)
+        if action.kind is Pass.SELF_CONDITIONING:
+            made = stage.condition(received, fed)
+            if stage.first and stage.last:
+                self._estimates[action.pipeline, action.micro_batch] = made["estimate"]
+            return made
+        estimate = self._estimates.pop((action.pipeline, action.micro_batch), None)
+        if stage.first:
+            estimate, received = received.get("estimate", estimate), {}
+        made = stage.forward(action.micro_batch, received, fed, estimate, train=self._train)
+        self._fed.pop((action.pipeline, action.stage, step.rows), None)
+        return made
+
+    def _inputs(self, step: PassStep) -> Fed:
+        key = (step.action.pipeline, step.action.stage, step.rows)
+        if key not in self._fed:
+            part = self._rank._training.backbones[step.action.pipeline]
+            assert self._encoding is not None, "passes run on an encoded batch"
+            layers = self._rank._stages[step.action.pipeline, step.action.stage].layers
+            encoded = self._rank._training.encoded
+            names = {*part.prepares, *(name for name in part.chain.read_by(layers) if name in encoded)}
+            self._fed[key] = part.feed(*self._encoding.encoded(sorted(names), step.rows))
+        return self._fed[key]
+
+    def _count(self, pipeline: int, stage: int) -> None:
+        """Begin to sum a stage's gradients after its last backward pass."""
+        self._left[pipeline, stage] -= 1
+        if not self._left[pipeline, stage]:
+            self._rank._sums[pipeline, stage].begin()
+
+
+def _check(training: Training, plan: Plan, profile: Profile) -> None:
+    """Raise InvalidRequestError if the plan, the profile and the parts do not belong together."""
+    world = dist.get_world_size()
+    if world != plan.group * plan.groups:
+        raise InvalidRequestError("devices", f"the plan is for {plan.group * plan.groups} ranks", world)
+    for part, layers, stages in zip(training.backbones, plan.backbones, plan.cut.stages, strict=True):
+        if len(part.chain.layers) != len(layers.layers):
+            rule = f"the plan's backbone {layers.name} has {len(layers.layers)} layers, the model has"
+            raise InvalidRequestError("profile", rule, len(part.chain.layers))
+        del stages
+    for frozen, component in zip(training.frozen, profile.frozen, strict=True):
+        if len(frozen.chain.layers) != len(component.layers):
+            rule = f"component {component.name} has {len(component.layers)} layers, the model has"
+            raise InvalidRequestError("profile", rule, len(frozen.chain.layers))
