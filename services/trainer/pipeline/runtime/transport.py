@@ -66,8 +66,10 @@ class Transport:
         return self._down if source < target else self._up
 
     def begin(self, program: Program, size: Hashable, next_size: Hashable) -> None:
-        """Expect the messages of a program. The sizes tell the shapes of this and the next batch apart: a header travels
-        once for each size and kind of message."""
+        """Expect the messages of a program; a header travels once for each size and kind of message.
+
+        The sizes tell the shapes of this and the next batch apart.
+        """
         self._sizes = (size, next_size)
         for source in range(len(self._ranks)):
             if source != self._own and (messages := program.between(source, self._own)):

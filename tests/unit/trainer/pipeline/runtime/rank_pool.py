@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
+import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,8 @@ class RankPool:
             if not self._ranks[rank][1].poll(TIMEOUT_S):
                 raise TimeoutError(f"rank {rank} of {case}")
             found.append(self._ranks[rank][1].recv())
-        for one in found:
-            if isinstance(one, Exception):
-                raise one
+        if errors := [str(one) for one in found if isinstance(one, Exception)]:
+            raise RuntimeError("\n".join(errors))
         return found
 
     def close(self) -> None:
@@ -62,4 +62,4 @@ def _serve(connection: Connection) -> None:
             losses, parameters = tiny_jobs.run_rank(rank, store, case)
             connection.send((losses, {name: one.numpy() for name, one in parameters.items()}))
         except Exception as error:
-            connection.send(RuntimeError(f"rank {rank}: {type(error).__name__}: {error}"))
+            connection.send(RuntimeError(f"rank {rank}: {''.join(traceback.format_exception(error))}"))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -259,7 +258,7 @@ def run_rank(rank: int, store: str, case: Case) -> Result:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
-        "gloo", store=dist.FileStore(store, case.ranks), rank=rank, world_size=case.ranks,
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=case.ranks,
         timeout=timedelta(seconds=60),
     )  # fmt: skip
     try:
@@ -267,16 +266,23 @@ def run_rank(rank: int, store: str, case: Case) -> Result:
         profile = profile_of(training, case)
         executor = PipelineExecutor(training, plan_of(training, case, profile), profile, device=torch.device("cpu"))
         parameters = executor.parameters()
-        optimizer = torch.optim.SGD(parameters.values(), lr=RATE)
         losses = []
         for iteration in range(case.iterations):
             following = batch_of(case, iteration + 1) if iteration + 1 < case.iterations else None
             losses.append(executor.step(batch_of(case, iteration), following))
-            optimizer.step()
-            optimizer.zero_grad()
+            descend(parameters)
         return losses, {name: one.detach() for name, one in parameters.items()}
     finally:
         dist.destroy_process_group()
+
+
+@torch.no_grad()
+def descend(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Take one step of SGD; a rank whose stages are locked has no parameters."""
+    for one in parameters.values():
+        if one.grad is not None:
+            one -= RATE * one.grad
+        one.grad = None
 
 
 def run_alone(case: Case, micro_batches: int = 1) -> Result:
@@ -291,7 +297,6 @@ def run_alone(case: Case, micro_batches: int = 1) -> Result:
         for name, one in layer.parameters().items()
         if one.requires_grad
     }
-    optimizer = torch.optim.SGD(parameters.values(), lr=RATE)
     losses = []
     for iteration in range(case.iterations):
         batch, total, rows = batch_of(case, iteration), 0.0, case.batch // micro_batches
@@ -302,8 +307,7 @@ def run_alone(case: Case, micro_batches: int = 1) -> Result:
                 found = whole_loss(part, one, encoded)
                 torch.autograd.backward(found)
                 total += found.item()
-        optimizer.step()
-        optimizer.zero_grad()
+        descend(parameters)
         losses.append(total)
     return losses, {name: one.detach() for name, one in parameters.items()}
 
@@ -327,7 +331,3 @@ def whole_loss(part: TrainedPart, batch: Samples, encoded: State) -> torch.Tenso
                 assert part.estimate is not None
                 state["estimate"] = part.estimate(part.chain(state)["prediction"], fed.target)
     return part.loss(part.chain(state)["prediction"], fed.target)
-
-
-def store_in(folder: Path, number: int) -> str:
-    return str(folder / f"store-{number}")
