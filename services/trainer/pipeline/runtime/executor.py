@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,15 +32,14 @@ from services.trainer.pipeline.runtime.program import (
     frozen_program,
     linked,
     pass_program,
+    share,
     stage_values,
 )
-from services.trainer.pipeline.runtime.splitting.chain import State
+from services.trainer.pipeline.runtime.splitting.chain import State, trainable
 from services.trainer.pipeline.runtime.stages import Stage
 from services.trainer.pipeline.runtime.transport import Transport
 from services.trainer.pipeline.schedule.schedules import Pass
 from shared.domain.errors import InvalidRequestError
-
-FORWARDS = (Pass.SELF_CONDITIONING, Pass.FORWARD)
 
 
 class PipelineExecutor:
@@ -53,11 +53,13 @@ class PipelineExecutor:
         *,
         device: torch.device,
         autocast: torch.autocast | None = None,
+        release: bool = True,
     ) -> None:
         """Prepare this rank; all ranks of the default process group do so together.
 
-        Parameters of stages that are on other ranks move to the `meta` device: they are released. Raises
-        InvalidRequestError if the plan is for another number of ranks or other parts.
+        release: move the parameters of stages that are on other ranks to the `meta` device. A rank on which samples
+        are drawn or the model is written keeps them, and calls `gather` before. Raises InvalidRequestError if the plan
+        is for another number of ranks or other parts.
         """
         _check(training, plan, profile)
         self._training, self._plan = training, plan
@@ -67,81 +69,85 @@ class PipelineExecutor:
             (pipeline, stage): Stage(training.backbones[pipeline], plan.cut.stages[pipeline][stage], autocast=autocast)
             for pipeline, stage in self._layout.stages_of(self._own)
         }
-        self._release()
-        first = self._group * plan.group
+        if release:
+            self._release()
         self._sums = self._gradient_groups()
         for group in range(plan.groups):  # every rank makes every process group
             ranks = range(group * plan.group, (group + 1) * plan.group)
             made = Transport(ranks, self._own, device, member=group == self._group)
             if group == self._group:
                 self._transport = made
-        self._device = device
-        self._first_row = first // plan.group * plan.batch
-        self._compile(profile)
+        self._device, self._profile = device, profile
+        self._iterations = {one.schedule.self_conditioning: one for one in plan.iterations}
+        self._programs: dict[tuple[str, bool, int], Program] = {}
         self._encoding: Encoding | None = None
 
     def _release(self) -> None:
-        kept: set[int] = set()
-        for stage in self._stages.values():
-            layers = [stage.part.chain.layers[at] for at in stage.layers]
-            kept.update(id(module) for layer in layers for one in layer.modules.values() for module in one.modules())
-        for part in self._training.frozen:
-            for layer in part.chain.layers:
-                kept.update(id(module) for one in layer.modules.values() for module in one.modules())
+        used = [stage.part.chain.layers[at] for stage in self._stages.values() for at in stage.layers]
+        used += [layer for part in self._training.frozen for layer in part.chain.layers]
+        kept = {id(module) for layer in used for one in layer.modules.values() for module in one.modules()}
         for trained in self._training.backbones:
-            for layer in trained.chain.layers:
-                for module in layer.modules.values():
-                    if not any(id(one) in kept for one in module.modules()):
-                        module.to("meta")
+            for module in (one for layer in trained.chain.layers for one in layer.modules.values()):
+                if not any(id(one) in kept for one in module.modules()):
+                    module.to("meta")
 
     def _gradient_groups(self) -> dict[tuple[int, int], GradientSum]:
         """Return for each stage of this rank the sum of its gradients over its replicas in all groups."""
         found = {}
         plan = self._plan
-        for place, devices in enumerate(self._layout.places):
+        for devices in self._layout.places:
             ranks = [group * plan.group + device for group in range(plan.groups) for device in devices]
             made = dist.new_group(ranks) if len(ranks) > 1 else None
             if self._own in devices:
                 for key in self._layout.stages_of(devices[0]):
                     found[key] = GradientSum(self._stages[key].parameters(), made, len(ranks))
-            del place
         return found
 
-    def _compile(self, profile: Profile) -> None:
-        layout, training, plan = self._layout, self._training, self._plan
-        self._passes: dict[bool, Program] = {}
-        self._filled: dict[bool, Program] = {}
-        self._forwards: dict[bool, Program] = {}
-        for one in plan.iterations:
-            twice = one.schedule.self_conditioning
-            self._passes[twice] = linked(pass_program(layout, one.schedule), layout, training)
-            self._forwards[twice] = linked(pass_program(layout, one.schedule, FORWARDS), layout, training)
-            if one.filling is not None:
-                self._filled[twice] = linked(filled_program(layout, one), layout, training)
-        work = FrozenWork(profile.frozen, plan.batch, plan.group)
-        alone = frozen_program(work.rest(work.start()), plan.group)
-        self._alone = linked(alone, layout, training)
+    def _program(self, what: str, twice: bool, rows: int) -> Program:
+        """Return the program for the group's rows of a batch: its passes, filled or not, its forward passes alone, or
+        the frozen part alone."""
+        key = (what, twice, rows)
+        if key not in self._programs:
+            layout = replace(self._layout, batch=rows)
+            if what == "frozen":
+                work = FrozenWork(self._profile.frozen, rows, self._plan.group)
+                steps = frozen_program(work.rest(work.start()), self._plan.group)
+            elif what == "filled":
+                steps = filled_program(layout, self._iterations[twice])
+            else:
+                kinds = [kind for kind in Pass if what == "passes" or kind is not Pass.BACKWARD]
+                one = self._iterations.get(twice)
+                if one is None:  # a plan whose iterations all have a second pass, and a batch without it
+                    one = self._iterations[True]
+                    kinds.remove(Pass.SELF_CONDITIONING)
+                steps = pass_program(layout, one.schedule, kinds)
+            self._programs[key] = linked(steps, layout, self._training)
+        return self._programs[key]
 
     def step(self, batch: Rows, upcoming: Rows | None = None, loss_scale: float = 1.0) -> float:
         """Add `loss_scale` times the gradients of the iteration's loss to the parameters; return the loss.
 
         The loss is the same on every rank. The frozen part of `upcoming` runs in the bubbles, if the plan fills them.
         """
-        encoding = self._encoded(batch)
-        twice = self._twice(batch)
-        filled = self._filled.get(twice) if upcoming is not None and self._training.frozen else None
+        planned = self._plan.batch * self._plan.groups
+        if len(batch) != planned:
+            raise InvalidRequestError("batch", f"must have {planned} samples, as planned", len(batch))
+        encoding, twice = self._encoded(batch), self._twice(batch)
+        planned_one = self._iterations.get(twice)
+        fills = planned_one is not None and planned_one.filling is not None and bool(self._training.frozen)
+        ahead = upcoming if fills and upcoming is not None and len(upcoming) == planned else None
+        program = self._program("passes" if ahead is None else "filled", twice, self._plan.batch)
         with earlier_gradients(self.parameters().values()):
-            self._encoding = self._play(
-                filled or self._passes[twice], encoding, upcoming if filled else None, loss_scale
-            )
+            self._encoding = self._play(program, encoding, ahead, loss_scale)
             for key in self._stages:
                 self._sums[key].finish()
         return self._loss()
 
     @torch.no_grad()
     def evaluate(self, batch: Rows) -> float:
-        """Return the loss of a batch, the same on every rank; leaves gradients as they are."""
-        self._play(self._forwards[self._twice(batch)], self._encoded(batch), None, 1.0, train=False)
+        """Return the loss of a batch of any size, the same on every rank; leaves gradients as they are."""
+        program = self._program("forward", self._twice(batch), len(self._rows(batch)))
+        self._play(program, self._encoded(batch), None, 1.0, train=False)
         return self._loss()
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
@@ -153,6 +159,19 @@ class PipelineExecutor:
             prefix = f"{stage.part.chain.name}." if many else ""
             found.update({f"{prefix}{name}": one for name, one in stage.parameters().items()})
         return found
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Write the trained parameters of every stage into the model on every rank that has not released them.
+
+        All ranks call it. A rank that has released its other stages takes part, and keeps nothing.
+        """
+        for pipeline, part in enumerate(self._training.backbones):
+            for stage, layers in enumerate(self._plan.cut.stages[pipeline]):
+                owner = self._layout.places[self._plan.cut.place_of(pipeline, stage)][0]
+                for parameter in trainable([part.chain.layers[at] for at in layers]).values():
+                    held = torch.empty_like(parameter, device=self._device) if parameter.is_meta else parameter.detach()
+                    dist.broadcast(held, src=owner)
 
     def gradient_norm(self) -> float:
         """Return the norm of all gradients over all ranks, each parameter counted once; the same on every rank."""
@@ -166,20 +185,20 @@ class PipelineExecutor:
 
     def _twice(self, batch: Rows) -> bool:
         twice = bool(batch.second_pass) and all(one.self_conditioned for one in self._training.backbones)
-        if twice not in self._passes:
-            which = "with" if twice else "without"
-            raise InvalidRequestError("self_conditioning", f"the plan has no iterations {which} a second pass")
+        if twice and True not in self._iterations:
+            raise InvalidRequestError("self_conditioning", "the plan has no iterations with a second pass")
         return twice
+
+    def _rows(self, batch: Rows) -> range:
+        """Return the rows of a batch that this rank's group trains on."""
+        return share(range(len(batch)), self._group, self._plan.groups)
 
     def _encoded(self, batch: Rows) -> Encoding:
         """Return the frozen outputs of a batch: from the bubbles of the iteration before, or computed now."""
-        if len(batch) != self._plan.batch * self._plan.groups:
-            rule = f"must have {self._plan.batch * self._plan.groups} samples, as planned"
-            raise InvalidRequestError("batch", rule, len(batch))
         kept = self._encoding
         if kept is not None and kept.batch == batch:
             return kept
-        found = self._play(self._alone, None, batch, 1.0)
+        found = self._play(self._program("frozen", False, len(self._rows(batch))), None, batch, 1.0)
         assert found is not None, "the program encodes a batch"
         return found
 
@@ -188,7 +207,7 @@ class PipelineExecutor:
     ) -> Encoding | None:
         """Run a program with the frozen outputs of its batch; return those of the next batch, if it encodes one."""
         own = program.devices[self._own]
-        ahead = None if upcoming is None else Encoding(self._training, own, upcoming, self._first_row)
+        ahead = None if upcoming is None else Encoding(self._training, own, upcoming, self._rows(upcoming).start)
         sizes = (
             None if encoding is None else (encoding.batch.size, train),
             None if ahead is None else ahead.batch.size,
@@ -198,7 +217,8 @@ class PipelineExecutor:
         run.all_steps()
         if ahead is not None:
             values = stage_values(self._training, self._layout, self._own)
-            ahead.complete(values, self._layout.all_rows(self._own), self._transport.receive)
+            layout = replace(self._layout, batch=len(self._rows(upcoming)))
+            ahead.complete(values, layout.all_rows(self._own), self._transport.receive)
         self._transport.finish()
         return ahead
 

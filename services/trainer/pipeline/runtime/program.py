@@ -125,10 +125,8 @@ class Layout:
 
     def rows(self, place: int, device: int, micro_batch: int) -> range:
         """Return the rows of a micro-batch that a device runs."""
-        size = self.batch // self.micro_batches
-        share = size // self.cut.replicas[place]
-        first = micro_batch * size + share * self.places[place].index(device)
-        return range(first, first + share)
+        whole = share(range(self.batch), micro_batch, self.micro_batches)
+        return share(whole, self.places[place].index(device), self.cut.replicas[place])
 
     def all_rows(self, device: int) -> set[int]:
         """Return all rows that a device runs in an iteration."""
@@ -136,13 +134,19 @@ class Layout:
         return {row for number in range(self.micro_batches) for row in self.rows(place, device, number)}
 
 
+def share(rows: range, number: int, parts: int) -> range:
+    """Return one of several parts of rows; their sizes differ by one at most."""
+    count = len(rows)
+    return rows[count * number // parts : count * (number + 1) // parts]
+
+
 def pass_program(layout: Layout, schedule: Schedule, kinds: Iterable[Pass] = tuple(Pass)) -> list[list[Step]]:
-    """Return for each device the steps of a table without frozen layers; only passes of these kinds."""
+    """Return for each device the steps of a table without frozen layers: passes of these kinds that have rows."""
     return [
         [
-            PassStep(action, layout.rows(place, device, action.micro_batch))
+            PassStep(action, rows)
             for action in schedule.places[place]
-            if action.kind in kinds
+            if action.kind in kinds and (rows := layout.rows(place, device, action.micro_batch))
         ]
         for place, devices in enumerate(layout.places)
         for device in devices
@@ -214,7 +218,7 @@ def _link_passes(devices: Sequence[Device], layout: Layout) -> None:
             if place_of(need, layout.stages) == place_of(action, layout.stages):
                 continue
             kind = (need.kind, need.pipeline, need.stage, action.stage)
-            for (source, before, sent), (target, after, wanted) in itertools.product(done[need], done[action]):
+            for (source, before, sent), (target, after, wanted) in itertools.product(done.get(need, ()), done[action]):
                 if rows := _common(sent, wanted):
                     message = Message(source, target, kind, rows, before)
                     devices[source].sends[before].append(message)

@@ -10,7 +10,7 @@ import torch
 
 from services.trainer.pipeline.runtime.parcels import first_names
 from services.trainer.pipeline.runtime.parts import Fed, TrainedPart
-from services.trainer.pipeline.runtime.splitting.chain import State
+from services.trainer.pipeline.runtime.splitting.chain import State, trainable
 
 
 @dataclass
@@ -34,9 +34,7 @@ class Stage:
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return the trainable parameters by their names in the whole model."""
-        layers = [self.part.chain.layers[at] for at in self.layers]
-        found = {name: one for layer in layers for name, one in layer.parameters().items()}
-        return {name: one for name, one in found.items() if one.requires_grad}
+        return trainable([self.part.chain.layers[at] for at in self.layers])
 
     def condition(self, received: State, fed: Fed) -> State:
         """Run the additional pass of self-conditioning; return what the next stage, or the first one, reads."""

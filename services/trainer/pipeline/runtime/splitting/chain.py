@@ -105,6 +105,7 @@ class Chain:
         return self.run(range(len(self.layers)), state)
 
 
-def parameters_of(layers: Sequence[Layer]) -> dict[str, nn.Parameter]:
-    """Return the parameters of some layers by their names in the whole model, trainable or not."""
-    return {name: parameter for layer in layers for name, parameter in layer.parameters().items()}
+def trainable(layers: Sequence[Layer]) -> dict[str, nn.Parameter]:
+    """Return the trainable parameters of some layers by their names in the whole model."""
+    found = {name: parameter for layer in layers for name, parameter in layer.parameters().items()}
+    return {name: parameter for name, parameter in found.items() if parameter.requires_grad}

@@ -1,0 +1,79 @@
+"""A plan on real ranks (gloo) trains as one process does: losses and weights over 20 iterations of SGD.
+
+With one device per stage the gradients of the micro-batches add up in the order of one process that accumulates them,
+and results are bit-identical. Replicas sum their gradients in another order, and a frozen layer on part of a batch may
+take another kernel: there, 1e-5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.unit.trainer.pipeline.runtime.rank_pool import RankPool
+from tests.unit.trainer.pipeline.runtime.tiny_jobs import Case, new_job, plan_of, profile_of, run_alone
+
+CLOSE = 1e-5
+FEW = 4
+"""Iterations where four ranks share two processors."""
+UNFILLED = Case(fill=False)
+PARTIAL = Case("controlnet twice", batch=16, frozen_s=1.0, self_conditioning=0.5)
+BOTH_WAYS = Case("cascade")
+REPLICATED = Case("unet twice", ranks=4, batch=16, self_conditioning=0.5, iterations=FEW)
+GROUPS = Case("unet", ranks=4, group=2, batch=16, iterations=FEW)
+LONG = Case("controlnet", ranks=4, stages=4, micro_batches=4, batch=16, iterations=FEW)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    found = RankPool()
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [UNFILLED, Case(), PARTIAL, BOTH_WAYS, REPLICATED, GROUPS, LONG],
+    ids=["1f1b", "filled", "partial, twice", "bidirectional", "replicas", "groups", "four stages"],
+)
+def test_ranks_train_as_one_process_does(pool: RankPool, case: Case) -> None:
+    found = pool.run(case)
+    losses, weights = run_alone(case)
+    for theirs, _ in found:
+        assert theirs == pytest.approx(losses, abs=CLOSE)
+    assert {name for _, part in found for name in part} == set(weights)
+    for _, part in found:
+        for name, values in part.items():
+            assert np.abs(values - weights[name].numpy()).max() <= CLOSE, name
+
+
+@pytest.mark.parametrize("case", [UNFILLED, replace(BOTH_WAYS, fill=False)], ids=["1f1b", "bidirectional"])
+def test_stages_of_one_device_are_bit_identical_to_accumulated_micro_batches(pool: RankPool, case: Case) -> None:
+    case = replace(case, iterations=FEW)
+    found = pool.run(case)
+    losses, weights = run_alone(case, case.micro_batches)
+    assert found[0][0] == losses
+    for _, part in found:
+        assert all(torch.equal(torch.from_numpy(values), weights[name]) for name, values in part.items())
+
+
+def test_the_cases_have_what_their_names_say() -> None:
+    partial_sizes = set()
+    for case in (Case(), PARTIAL):
+        training = new_job(case)
+        plan = plan_of(training, case, profile_of(training, case))
+        for one in plan.iterations:
+            assert one.filling is not None
+            assert one.filling.bubbles
+            partial_sizes |= {piece.samples for bubble in one.filling.bubbles for piece in bubble.pieces}
+    assert min(partial_sizes) < PARTIAL.batch // 2
+    training = new_job(REPLICATED)
+    assert plan_of(training, REPLICATED, profile_of(training, REPLICATED)).cut.replicas == (2, 2)
+    training = new_job(BOTH_WAYS)
+    assert {one.schedule.name for one in plan_of(training, BOTH_WAYS, profile_of(training, BOTH_WAYS)).iterations} == {
+        "bidirectional"
+    }
