@@ -70,7 +70,7 @@ def test_the_cases_have_what_their_names_say() -> None:
             assert one.filling is not None
             assert one.filling.bubbles
             partial_sizes |= {piece.samples for bubble in one.filling.bubbles for piece in bubble.pieces}
-    assert min(partial_sizes) < PARTIAL.batch // 2
+    assert min(partial_sizes) < PARTIAL.batch
     training = new_job(REPLICATED)
     assert plan_of(training, REPLICATED, profile_of(training, REPLICATED)).cut.replicas == (2, 2)
     training = new_job(BOTH_WAYS)

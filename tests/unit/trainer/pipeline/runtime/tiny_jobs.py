@@ -281,7 +281,7 @@ def descend(parameters: Mapping[str, nn.Parameter]) -> None:
     """Take one step of SGD; a rank whose stages are locked has no parameters."""
     for one in parameters.values():
         if one.grad is not None:
-            one -= RATE * one.grad
+            one.sub_(RATE * one.grad)
         one.grad = None
 
 
