@@ -21,7 +21,7 @@ from services.trainer.pipeline.runtime.splitting.transformer import transformer_
 from services.trainer.pipeline.runtime.splitting.unet import TEXT, unet_chain
 from shared.domain.errors import ModelError
 
-MOMENTS = "moments"
+LATENTS = "latents"
 T5_TOKENS = 256
 
 
@@ -118,8 +118,8 @@ class Checkpoint:
     def _fed(self, rows: Any, encoded: Mapping[str, torch.Tensor]) -> Fed:
         """Return a denoiser's inputs from the frozen part's outputs."""
         config = self.pipeline.vae.config
-        mean = encoded[MOMENTS].float().chunk(2, dim=1)[0]
-        latents = (mean - float(getattr(config, "shift_factor", None) or 0.0)) * float(config.scaling_factor)
+        shift = float(getattr(config, "shift_factor", None) or 0.0)
+        latents = (encoded[LATENTS].float() - shift) * float(config.scaling_factor)
         at = self.objective.noised(latents, [row.seed for row in rows.rows])
         state: State = {"sample": at.noisy, "timestep": at.timesteps}
         state.update((name, one) for name, one in encoded.items() if name == TEXT or name.startswith(LOCKED))
@@ -150,7 +150,7 @@ class Checkpoint:
             "sdxl": ("states 1", "states 2", "pooled 2"),
             "sd3": ("states 1", "states 2", *third, "pooled 1", "pooled 2"),
         }
-        return (MOMENTS, *texts[self._kind])
+        return (LATENTS, *texts[self._kind])
 
     def _encoders(self) -> tuple[FrozenPart, ...]:
         """Return the VAE's encoder and the text encoders."""

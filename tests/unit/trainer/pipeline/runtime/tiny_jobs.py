@@ -99,9 +99,9 @@ def tiny_vae() -> AutoencoderKL:
     )
 
 
-def noised(batch: Samples, moments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def noised(batch: Samples, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return noisy latents, timesteps and the noise."""
-    latents, noise = moments.chunk(2, dim=1)[0], batch.drawn("noise", 4, SIDE, SIDE)
+    noise = batch.drawn("noise", 4, SIDE, SIDE)
     times = (batch.drawn("time").sigmoid() * 999).long()
     level = (times / 1000).view(-1, 1, 1, 1)
     return (1 - level) * latents + level * noise, times, noise
@@ -117,7 +117,7 @@ def estimate(prediction: torch.Tensor, target: Any) -> torch.Tensor:
 
 
 def feed(batch: Samples, encoded: Mapping[str, torch.Tensor], hint: bool = False) -> Fed:
-    sample, times, noise = noised(batch, encoded["moments"])
+    sample, times, noise = noised(batch, encoded["latents"])
     state = {"sample": sample, "timestep": times, "encoder_hidden_states": encoded["states"]}
     state.update({name: one for name, one in encoded.items() if name.startswith("locked.")})
     if hint:
@@ -139,7 +139,7 @@ def encoders() -> tuple[FrozenPart, ...]:
     )
 
 
-READ = ("moments", "states")
+READ = ("latents", "states")
 
 
 def unet_job(twice: bool = False) -> Training:
