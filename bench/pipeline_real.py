@@ -100,7 +100,6 @@ def _rank(rank: int, store: str, job: str, twice: bool, asked: Any, answers: Any
     batch = batch_of(0, asked.batch, twice)
     profile = measured_profile(training, batch, sizes, torch.device("cpu"), repeats=1 if asked.tiny else 3)
     del training, models
-    profile = _of_first(profile)
     plans, settings = planned(profile, asked.batch, twice)
     systems = {name: _system(name, job, twice, plans.get(name), profile) for name in asked.systems}
     times: dict[str, list[float]] = {name: [] for name in systems}
@@ -121,15 +120,6 @@ def _rank(rank: int, store: str, job: str, twice: bool, asked: Any, answers: Any
         answers.put(figures_of(profile, plans, settings, times))
     dist.barrier()
     dist.destroy_process_group()
-
-
-def _of_first(profile: Profile) -> Profile:
-    """Return the first rank's profile on both ranks: they must plan the same."""
-    import torch.distributed as dist
-
-    held = [profile]
-    dist.broadcast_object_list(held, src=0)
-    return held[0]
 
 
 def planned(profile: Profile, batch: int, twice: bool) -> tuple[dict[str, Plan], PlanSettings]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -53,10 +54,14 @@ class PipelineExecutor:
         *,
         device: torch.device,
         autocast: torch.autocast | None = None,
+        recompute: bool = False,
         release: bool = True,
+        timeout: timedelta | None = None,
     ) -> None:
         """Prepare this rank; all ranks of the default process group do so together.
 
+        autocast surrounds the backbone's layers, not the frozen part. recompute: keep the inputs of layers only, and
+        run their forward passes again in the backward pass (gradient checkpointing). timeout: of every message.
         release: move the parameters of stages that are on other ranks to the `meta` device. A rank on which samples
         are drawn or the model is written keeps them, and calls `gather` before. Raises InvalidRequestError if the plan
         is for another number of ranks or other parts.
@@ -66,15 +71,17 @@ class PipelineExecutor:
         self._group, self._own = divmod(dist.get_rank(), plan.group)
         self._layout = Layout(plan.cut, plan.batch, plan.micro_batches)
         self._stages = {
-            (pipeline, stage): Stage(training.backbones[pipeline], plan.cut.stages[pipeline][stage], autocast=autocast)
+            (pipeline, stage): Stage(
+                training.backbones[pipeline], plan.cut.stages[pipeline][stage], autocast=autocast, recompute=recompute
+            )
             for pipeline, stage in self._layout.stages_of(self._own)
         }
         if release:
             self._release()
-        self._sums = self._gradient_groups()
+        self._sums = self._gradient_groups(timeout)
         for group in range(plan.groups):  # every rank makes every process group
             ranks = range(group * plan.group, (group + 1) * plan.group)
-            made = Transport(ranks, self._own, device, member=group == self._group)
+            made = Transport(ranks, self._own, device, member=group == self._group, timeout=timeout)
             if group == self._group:
                 self._transport = made
         self._device, self._profile = device, profile
@@ -91,13 +98,13 @@ class PipelineExecutor:
                 if not any(id(one) in kept for one in module.modules()):
                     module.to("meta")
 
-    def _gradient_groups(self) -> dict[tuple[int, int], GradientSum]:
+    def _gradient_groups(self, timeout: timedelta | None) -> dict[tuple[int, int], GradientSum]:
         """Return for each stage of this rank the sum of its gradients over its replicas in all groups."""
         found = {}
         plan = self._plan
         for devices in self._layout.places:
             ranks = [group * plan.group + device for group in range(plan.groups) for device in devices]
-            made = dist.new_group(ranks) if len(ranks) > 1 else None
+            made = dist.new_group(ranks, timeout=timeout) if len(ranks) > 1 else None
             if self._own in devices:
                 for key in self._layout.stages_of(devices[0]):
                     found[key] = GradientSum(self._stages[key].parameters(), made, len(ranks))

@@ -36,7 +36,7 @@ def measured_profile(
 
     batch: its first rows are what the layers run on; it has at least as many as the largest of the local batch
     `sizes`. Ranks measure the same layers at once, so that they share memory and processors as in training; times are
-    means over the ranks.
+    means over the ranks. All ranks get the same profile.
     """
     makers = {name: part.chain.name for part in training.frozen for name in part.chain.outputs}
     frozen = []
@@ -51,9 +51,12 @@ def measured_profile(
         _together()
         backbones.append(_mean(measured_backbone(trained.chain, given, sizes, repeats=repeats, autocast=autocast)))
     p2p, all_reduce = measured_links(device)
-    return Profile(
-        source=source, backbones=tuple(backbones), frozen=tuple(frozen), p2p=p2p, all_reduce=tuple(all_reduce)
-    )
+    held = [
+        Profile(source=source, backbones=tuple(backbones), frozen=tuple(frozen), p2p=p2p, all_reduce=tuple(all_reduce))
+    ]
+    if dist.is_initialized():
+        dist.broadcast_object_list(held, device=device)  # equal to the last bit: all ranks must plan the same
+    return held[0]
 
 
 def _frozen_inputs(training: Training, batch: Rows, part: FrozenPart, count: int) -> State:
@@ -89,8 +92,7 @@ def _mean(part: Part) -> Part:
         return part
     fields = ("forward_s", "backward_s") if isinstance(part, Backbone) else ("forward_s",)
     times = torch.tensor([[getattr(layer, name) for name in fields] for layer in part.layers], dtype=torch.float64)
-    device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
-    summed = times.to(device)
+    summed = times.to(torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu"))
     dist.all_reduce(summed)
     means = (summed / dist.get_world_size()).cpu().tolist()
     layers = tuple(

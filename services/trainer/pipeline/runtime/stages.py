@@ -24,10 +24,12 @@ class _Held:
 class Stage:
     """Consecutive layers of one backbone on this device."""
 
-    def __init__(self, part: TrainedPart, layers: range, *, autocast: torch.autocast | None = None) -> None:
+    def __init__(
+        self, part: TrainedPart, layers: range, *, autocast: torch.autocast | None = None, recompute: bool = False
+    ) -> None:
         self.part, self.layers = part, layers
         self.first, self.last = layers.start == 0, layers.stop == len(part.chain.layers)
-        self._autocast = autocast
+        self._autocast, self._recompute = autocast, recompute
         self._held: dict[int, _Held] = {}
         self.losses: list[torch.Tensor] = []
         """Losses of this iteration's micro-batches, without gradients; on the last stage only."""
@@ -78,4 +80,4 @@ class Stage:
         if self.first and self.part.self_conditioned:
             state["estimate"] = torch.zeros_like(fed.state["sample"]) if estimate is None else estimate
         with self._autocast or nullcontext():
-            return chain.run(self.layers, state)
+            return chain.run(self.layers, state, recompute=self._recompute and torch.is_grad_enabled())

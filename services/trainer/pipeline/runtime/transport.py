@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -33,11 +34,22 @@ class _Posted:
 class Transport:
     """The messages of one device; every rank of the world makes one, in the same order."""
 
-    def __init__(self, ranks: Sequence[int], own: int, device: torch.device, *, member: bool = True) -> None:
-        """Prepare messages between `ranks`, the world's ranks of a pipeline group; `own` is the place in it. Other
-        ranks (not `member`) take part in making the process groups only."""
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        own: int,
+        device: torch.device,
+        *,
+        member: bool = True,
+        timeout: timedelta | None = None,
+    ) -> None:
+        """Prepare messages between `ranks`, the world's ranks of a pipeline group; `own` is the place in it.
+
+        Ranks that are no `member` take part in making the process groups only. A message that does not come within
+        the timeout is an error.
+        """
         self._ranks, self._own, self._device = tuple(ranks), own, device
-        self._down, self._up = dist.new_group(list(ranks)), dist.new_group(list(ranks))
+        self._down, self._up = (dist.new_group(list(ranks), timeout=timeout) for _ in range(2))
         self._sent_headers: dict[Hashable, Header] = {}
         self._headers: dict[Hashable, Header] = {}
         self._expected: dict[int, deque[Message]] = {}

@@ -13,6 +13,7 @@ from functools import cached_property
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 State = dict[str, torch.Tensor]
 """Named tensors; the first dimension of each one counts samples."""
@@ -86,15 +87,17 @@ class Chain:
         read = {name for at in layers for name in self.layers[at].reads}
         return tuple(name for name in self.inputs if name in read)
 
-    def run(self, layers: range, state: Mapping[str, torch.Tensor]) -> State:
+    def run(self, layers: range, state: Mapping[str, torch.Tensor], *, recompute: bool = False) -> State:
         """Run consecutive layers; `state` holds what crosses their first cut and the inputs that they read.
 
-        Return what crosses the cut after the last one. Tensors that no later layer reads are released.
+        Return what crosses the cut after the last one. Tensors that no later layer reads are released. recompute: the
+        backward pass runs each layer's forward pass again, instead of keeping what it needs.
         """
         found = dict(state)
         for at in layers:
             layer = self.layers[at]
-            made = layer.run({name: found[name] for name in layer.reads})
+            read = {name: found[name] for name in layer.reads}
+            made = checkpoint(layer.run, read, use_reentrant=False) if recompute else layer.run(read)
             found.update(made)
             kept = {*self.crossing(at + 1), *self.inputs}
             found = {name: tensor for name, tensor in found.items() if name in kept}

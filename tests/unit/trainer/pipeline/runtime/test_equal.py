@@ -25,6 +25,7 @@ PARTIAL = Case("controlnet twice", batch=16, frozen_s=1.0, self_conditioning=0.5
 BOTH_WAYS = Case("cascade")
 REPLICATED = Case("unet twice", ranks=4, batch=16, self_conditioning=0.5, iterations=FEW)
 GROUPS = Case("unet", ranks=4, group=2, batch=16, iterations=FEW)
+MEASURED = Case("controlnet", iterations=FEW, measured=True, recompute=True)
 LONG = Case("controlnet", ranks=4, stages=4, micro_batches=4, batch=16, iterations=FEW)
 
 
@@ -37,8 +38,8 @@ def pool() -> Iterator[RankPool]:
 
 @pytest.mark.parametrize(
     "case",
-    [UNFILLED, Case(), PARTIAL, BOTH_WAYS, REPLICATED, GROUPS, LONG],
-    ids=["1f1b", "filled", "partial, twice", "bidirectional", "replicas", "groups", "four stages"],
+    [UNFILLED, Case(), PARTIAL, BOTH_WAYS, MEASURED, REPLICATED, GROUPS, LONG],
+    ids=["1f1b", "filled", "partial, twice", "bidirectional", "measured", "replicas", "groups", "four stages"],
 )
 def test_ranks_train_as_one_process_does(pool: RankPool, case: Case) -> None:
     found = pool.run(case)

@@ -27,6 +27,7 @@ from services.trainer.pipeline.costs.profile import (
 from services.trainer.pipeline.plans import Plan, filled, make_plan
 from services.trainer.pipeline.runtime.executor import PipelineExecutor
 from services.trainer.pipeline.runtime.parts import Fed, FrozenPart, TrainedPart, Training
+from services.trainer.pipeline.runtime.profiling import measured_profile
 from services.trainer.pipeline.runtime.splitting.chain import State
 from services.trainer.pipeline.runtime.splitting.controlnet import controlnet_chain, locked_encoder
 from services.trainer.pipeline.runtime.splitting.encoders import clip_chain, vae_chain
@@ -198,6 +199,9 @@ class Case:
     """Time of a frozen layer for one sample; a trained layer takes 1 s forward and 2 s backward."""
     self_conditioning: float = 0.0
     iterations: int = ITERATIONS
+    measured: bool = False
+    """Plan with times that the ranks measure."""
+    recompute: bool = False
 
 
 def batch_of(case: Case, iteration: int) -> Samples:
@@ -264,7 +268,11 @@ def run_rank(rank: int, store: str, case: Case) -> Result:
     try:
         training = new_job(case)
         profile = profile_of(training, case)
-        executor = PipelineExecutor(training, plan_of(training, case, profile), profile, device=torch.device("cpu"))
+        if case.measured:
+            profile = measured_profile(training, batch_of(case, 0), (1, case.batch), torch.device("cpu"), repeats=1)
+        executor = PipelineExecutor(
+            training, plan_of(training, case, profile), profile, device=torch.device("cpu"), recompute=case.recompute
+        )
         parameters = executor.parameters()
         losses = []
         for iteration in range(case.iterations):
