@@ -63,7 +63,8 @@ class DataParallel:
             for layer in self._part.chain.layers:
                 if len(layer.modules) == 1 and any(one.requires_grad for one in layer.parameters().values()):
                     fully_shard(next(iter(layer.modules.values())))
-            fully_shard(self._model)
+            locked = {one for one in models.parameters() if not one.requires_grad}  # frozen layers read them too
+            fully_shard(self._model, ignored_params=locked)
         else:
             self._model = DistributedDataParallel(self._model)
 
