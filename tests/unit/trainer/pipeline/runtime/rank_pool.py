@@ -30,16 +30,16 @@ class RankPool:
         command = [sys.executable, "-m", "tests.unit.trainer.pipeline.runtime.rank_pool"]
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    def run(self, case: tiny_jobs.Case) -> list[Any]:
-        """Run a case; return each rank's losses and parameters (as arrays). Errors of ranks are raised here."""
+    def run(self, case: tiny_jobs.Case) -> list[tiny_jobs.Result]:
+        """Run a case on its ranks. Their errors are raised here."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         pickle.dump(case, self._process.stdin)
         self._process.stdin.flush()
-        found: list[Any] = pickle.load(self._process.stdout)
+        found: list[tiny_jobs.Result | str] = pickle.load(self._process.stdout)
         if errors := [one for one in found if isinstance(one, str)]:
             raise RuntimeError("\n".join(errors))
-        return found
+        return [one for one in found if not isinstance(one, str)]
 
     def close(self) -> None:
         self._process.communicate(timeout=10)
@@ -79,8 +79,7 @@ def _answer(process: Any, connection: Connection) -> Any:
 
 def _run(connection: Connection, rank: int, store: str, case: tiny_jobs.Case) -> None:
     try:
-        losses, parameters = tiny_jobs.run_rank(rank, store, case)
-        connection.send((losses, {name: one.numpy() for name, one in parameters.items()}))
+        connection.send(tiny_jobs.run_rank(rank, store, case))
     except Exception as error:
         connection.send(f"rank {rank}: {''.join(traceback.format_exception(error))}")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -28,7 +29,7 @@ from services.trainer.pipeline.plans import Plan, filled, make_plan
 from services.trainer.pipeline.runtime.executor import PipelineExecutor
 from services.trainer.pipeline.runtime.parts import Fed, FrozenPart, TrainedPart, Training
 from services.trainer.pipeline.runtime.profiling import measured_profile
-from services.trainer.pipeline.runtime.splitting.chain import State
+from services.trainer.pipeline.runtime.splitting.chain import State, trainable
 from services.trainer.pipeline.runtime.splitting.controlnet import controlnet_chain, locked_encoder
 from services.trainer.pipeline.runtime.splitting.encoders import clip_chain, vae_chain
 from services.trainer.pipeline.runtime.splitting.unet import unet_chain
@@ -38,6 +39,7 @@ SIDE, TOKENS, WIDE = 8, 5, 8
 """Pixels of a latent's side, tokens of a prompt, width of text states."""
 ITERATIONS = 20
 RATE = 0.05
+TIMEOUT = timedelta(seconds=60)
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,10 @@ class Samples:
 
     def ids(self) -> torch.Tensor:
         return (self.drawn("ids", TOKENS) * 8).long().abs().clamp(max=30)
+
+
+ODD = Samples(99, 0, 5, 5)
+"""Samples to evaluate; not as many as a batch."""
 
 
 def hash_of(what: str) -> int:
@@ -173,12 +179,21 @@ def cascade_job() -> Training:
     return Training(tuple(parts), encoders())
 
 
+def late_job() -> Training:
+    """A UNet of which only the last blocks train, as with adapters: nothing returns to the first stage."""
+    training = unet_job()
+    for name, parameter in trained_of(training).items():
+        parameter.requires_grad_(name.startswith("up_blocks.1"))
+    return training
+
+
 JOBS: dict[str, Callable[[], Training]] = {
     "unet": unet_job,
     "unet twice": partial(unet_job, True),
     "controlnet": controlnet_job,
     "controlnet twice": partial(controlnet_job, True),
     "cascade": cascade_job,
+    "late": late_job,
 }
 
 
@@ -202,6 +217,9 @@ class Case:
     measured: bool = False
     """Plan with times that the ranks measure."""
     recompute: bool = False
+    equal_replicas: bool = True
+    accumulate: int = 1
+    """Iterations whose gradients add up before an update."""
 
 
 def batch_of(case: Case, iteration: int) -> Samples:
@@ -244,7 +262,7 @@ def plan_of(training: Training, case: Case, profile: Profile) -> Plan:
     group = case.group or case.ranks
     settings = PlanSettings(
         batch=case.batch, devices=case.ranks, self_conditioning=case.self_conditioning, fill=case.fill,
-        partial_batches=case.partial_batches,
+        partial_batches=case.partial_batches, equal_replicas=case.equal_replicas,
     )  # fmt: skip
     plan = make_plan(
         profile, profile.backbones, settings, stages=case.stages, micro_batches=case.micro_batches, group=group
@@ -253,35 +271,62 @@ def plan_of(training: Training, case: Case, profile: Profile) -> Plan:
     return filled(plan, profile, settings) if case.fill else plan
 
 
-Result = tuple[list[float], dict[str, torch.Tensor]]
-"""Losses of the iterations, and the parameters after them."""
+@dataclass(frozen=True)
+class Result:
+    """What one rank, or one process, has after training."""
+
+    losses: list[float]
+    norms: list[float]
+    """Norm of all gradients in each iteration."""
+    parameters: dict[str, Any]
+    """Arrays; of a rank those of its stages, of the first rank all of them, gathered."""
+    evaluated: float
+    """Loss of a batch with another number of samples."""
 
 
 def run_rank(rank: int, store: str, case: Case) -> Result:
-    """Run one rank of a case; it returns the parameters of its own stages."""
+    """Run one rank of a case."""
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=case.ranks,
-        timeout=timedelta(seconds=60),
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=case.ranks, timeout=TIMEOUT,
     )  # fmt: skip
     try:
-        training = new_job(case)
+        training, device = new_job(case), torch.device("cpu")
         profile = profile_of(training, case)
         if case.measured:
-            profile = measured_profile(training, batch_of(case, 0), (1, case.batch), torch.device("cpu"), repeats=1)
+            profile = measured_profile(training, batch_of(case, 0), (1, case.batch), device, repeats=1)
         executor = PipelineExecutor(
-            training, plan_of(training, case, profile), profile, device=torch.device("cpu"), recompute=case.recompute
-        )
-        parameters = executor.parameters()
-        losses = []
+            training, plan_of(training, case, profile), profile, device=device, recompute=case.recompute,
+            release=rank > 0, timeout=TIMEOUT,
+        )  # fmt: skip
+        losses, norms = [], []
         for iteration in range(case.iterations):
             following = batch_of(case, iteration + 1) if iteration + 1 < case.iterations else None
             losses.append(executor.step(batch_of(case, iteration), following))
-            descend(parameters)
-        return losses, {name: one.detach() for name, one in parameters.items()}
+            norms.append(executor.gradient_norm())
+            if (iteration + 1) % case.accumulate == 0:
+                descend(executor.parameters())
+        evaluated = executor.evaluate(ODD)
+        executor.gather()
+        parameters = executor.parameters() if rank else trained_of(training)
+        return Result(losses, norms, arrays(parameters), evaluated)
     finally:
         dist.destroy_process_group()
+
+
+def trained_of(training: Training) -> dict[str, nn.Parameter]:
+    """Return all trainable parameters, named as the executor names them."""
+    many = len(training.backbones) > 1
+    return {
+        f"{part.chain.name}.{name}" if many else name: one
+        for part in training.backbones
+        for name, one in trainable(part.chain.layers).items()
+    }
+
+
+def arrays(parameters: Mapping[str, nn.Parameter]) -> dict[str, Any]:
+    return {name: one.detach().numpy() for name, one in parameters.items()}
 
 
 @torch.no_grad()
@@ -297,27 +342,29 @@ def run_alone(case: Case, micro_batches: int = 1) -> Result:
     """Train the same job in one process, a whole batch at once or in micro-batches whose gradients add up."""
     torch.set_num_threads(1)
     training = new_job(case)
-    many = len(training.backbones) > 1
-    parameters = {
-        f"{part.chain.name}.{name}" if many else name: one
-        for part in training.backbones
-        for layer in part.chain.layers
-        for name, one in layer.parameters().items()
-        if one.requires_grad
-    }
-    losses = []
+    parameters = trained_of(training)
+    losses, norms = [], []
     for iteration in range(case.iterations):
-        batch, total, rows = batch_of(case, iteration), 0.0, case.batch // micro_batches
+        total, rows = 0.0, case.batch // micro_batches
         for start in range(0, case.batch, rows):
-            one = batch.part(start, start + rows)
-            encoded = encode(training, one)
-            for part in training.backbones:
-                found = whole_loss(part, one, encoded)
+            for found in losses_of(training, batch_of(case, iteration).part(start, start + rows)):
                 torch.autograd.backward(found)
                 total += found.item()
-        descend(parameters)
+        squares = [one.grad.square().sum().item() for one in parameters.values() if one.grad is not None]
         losses.append(total)
-    return losses, {name: one.detach() for name, one in parameters.items()}
+        norms.append(math.sqrt(math.fsum(squares)))
+        if (iteration + 1) % case.accumulate == 0:
+            descend(parameters)
+    with torch.no_grad():
+        evaluated = sum(one.item() for one in losses_of(training, ODD))
+    return Result(losses, norms, arrays(parameters), evaluated)
+
+
+def losses_of(training: Training, batch: Samples) -> Iterator[torch.Tensor]:
+    """Yield the loss of each backbone."""
+    encoded = encode(training, batch)
+    for part in training.backbones:
+        yield whole_loss(part, batch, encoded)
 
 
 @torch.no_grad()
