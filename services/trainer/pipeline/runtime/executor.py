@@ -1,8 +1,4 @@
-"""Play a plan: every rank runs its device's program, with activations, gradients and frozen values in messages.
-
-Each step of a program waits for what it reads, runs, and sends what it makes; sends never wait. Gradients of a stage
-are summed over its replicas as soon as its last backward pass is done, while later passes and frozen layers run.
-"""
+"""Play a plan over torch.distributed: one rank of it, for a training loop that owns optimizer and checkpoints."""
 
 from __future__ import annotations
 
@@ -19,24 +15,20 @@ from torch import nn
 from services.trainer.pipeline.costs.profile import Profile
 from services.trainer.pipeline.filling.one_bubble import FrozenWork
 from services.trainer.pipeline.plans import Plan
+from services.trainer.pipeline.runtime.device_run import DeviceRun, Held
 from services.trainer.pipeline.runtime.frozen import Encoding
 from services.trainer.pipeline.runtime.gradients import GradientSum, earlier_gradients
-from services.trainer.pipeline.runtime.parcels import joined
-from services.trainer.pipeline.runtime.parts import Fed, Rows, Training
+from services.trainer.pipeline.runtime.linking import linked, stage_values
+from services.trainer.pipeline.runtime.parts import Rows, Training
 from services.trainer.pipeline.runtime.program import (
-    Device,
-    FrozenStep,
     Layout,
-    PassStep,
     Program,
     filled_program,
     frozen_program,
-    linked,
     pass_program,
     share,
-    stage_values,
 )
-from services.trainer.pipeline.runtime.splitting.chain import State, trainable
+from services.trainer.pipeline.runtime.splitting.chain import trainable
 from services.trainer.pipeline.runtime.stages import Stage
 from services.trainer.pipeline.runtime.transport import Transport
 from services.trainer.pipeline.schedule.schedules import Pass
@@ -84,6 +76,7 @@ class PipelineExecutor:
             made = Transport(ranks, self._own, device, member=group == self._group, timeout=timeout)
             if group == self._group:
                 self._transport = made
+        self._held = Held(training, self._stages, self._transport, self._sums)
         self._device, self._profile = device, profile
         self._iterations = {one.schedule.self_conditioning: one for one in plan.iterations}
         self._programs: dict[tuple[str, bool, int], Program] = {}
@@ -219,9 +212,8 @@ class PipelineExecutor:
             None if encoding is None else (encoding.batch.size, train),
             None if ahead is None else ahead.batch.size,
         )
-        run = _Run(self, own, encoding, ahead, loss_scale, train)
         self._transport.begin(program, *sizes)
-        run.all_steps()
+        DeviceRun(self._held, own, encoding, ahead, loss_scale=loss_scale, train=train).all_steps()
         if ahead is not None:
             values = stage_values(self._training, self._layout, self._own)
             layout = replace(self._layout, batch=len(self._rows(upcoming)))
@@ -237,83 +229,6 @@ class PipelineExecutor:
             stage.losses.clear()
         dist.all_reduce(total)
         return total.item()
-
-
-class _Run:
-    """One device in one iteration."""
-
-    def __init__(
-        self,
-        rank: PipelineExecutor,
-        program: Device,
-        encoding: Encoding | None,
-        ahead: Encoding | None,
-        loss_scale: float,
-        train: bool,
-    ) -> None:
-        self._rank, self._program, self._encoding, self._ahead = rank, program, encoding, ahead
-        self._loss_scale, self._train = loss_scale, train
-        self._fed: dict[tuple[int, int, range], Fed] = {}
-        self._left: dict[tuple[int, int], int] = {}
-        for step in program.steps:
-            if isinstance(step, PassStep) and step.action.kind is Pass.BACKWARD:
-                key = (step.action.pipeline, step.action.stage)
-                self._left[key] = self._left.get(key, 0) + 1
-        self._estimates: dict[tuple[int, int], torch.Tensor] = {}
-
-    def all_steps(self) -> None:
-        transport = self._rank._transport
-        for at, step in enumerate(self._program.steps):
-            if isinstance(step, FrozenStep):
-                assert self._ahead is not None, "a program with frozen steps has a batch to encode"
-                made = self._ahead.run(at, step, transport.receive)
-                for message in self._program.sends[at]:
-                    assert isinstance(message.kind, tuple)
-                    names = [value.name for value in message.kind]
-                    transport.send(message, {name: made[name] for name in names}, step.rows.start)
-            else:
-                made = self._pass(at, step)
-                for message in self._program.sends[at]:
-                    transport.send(message, made, step.rows.start)
-
-    def _pass(self, at: int, step: PassStep) -> State:
-        action, transport = step.action, self._rank._transport
-        messages = sorted(self._program.needs[at], key=lambda one: one.rows.start)
-        received = joined([transport.receive(one) for one in messages]) if messages else {}
-        stage = self._rank._stages[action.pipeline, action.stage]
-        if action.kind is Pass.BACKWARD:
-            made = stage.backward(action.micro_batch, received, self._loss_scale)
-            self._count(action.pipeline, action.stage)
-            return made
-        fed = self._inputs(step)
-        if action.kind is Pass.SELF_CONDITIONING:
-            made = stage.condition(received, fed)
-            if stage.first and stage.last:
-                self._estimates[action.pipeline, action.micro_batch] = made["estimate"]
-            return made
-        estimate = self._estimates.pop((action.pipeline, action.micro_batch), None)
-        if stage.first:
-            estimate, received = received.get("estimate", estimate), {}
-        made = stage.forward(action.micro_batch, received, fed, estimate, train=self._train)
-        self._fed.pop((action.pipeline, action.stage, step.rows), None)
-        return made
-
-    def _inputs(self, step: PassStep) -> Fed:
-        key = (step.action.pipeline, step.action.stage, step.rows)
-        if key not in self._fed:
-            part = self._rank._training.backbones[step.action.pipeline]
-            assert self._encoding is not None, "passes run on an encoded batch"
-            layers = self._rank._stages[step.action.pipeline, step.action.stage].layers
-            encoded = self._rank._training.encoded
-            names = {*part.prepares, *(name for name in part.chain.read_by(layers) if name in encoded)}
-            self._fed[key] = part.feed(*self._encoding.encoded(sorted(names), step.rows))
-        return self._fed[key]
-
-    def _count(self, pipeline: int, stage: int) -> None:
-        """Begin to sum a stage's gradients after its last backward pass."""
-        self._left[pipeline, stage] -= 1
-        if not self._left[pipeline, stage]:
-            self._rank._sums[pipeline, stage].begin()
 
 
 def _check(training: Training, plan: Plan, profile: Profile) -> None:

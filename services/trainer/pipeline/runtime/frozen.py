@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from services.trainer.pipeline.runtime.linking import runs_of
 from services.trainer.pipeline.runtime.parts import Rows, Training
-from services.trainer.pipeline.runtime.program import Device, FrozenStep, Message, Value, runs_of
+from services.trainer.pipeline.runtime.program import Device, FrozenStep, Message, Value
 from services.trainer.pipeline.runtime.splitting.chain import State
 
 Receive = Callable[[Message], State]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from services.trainer.pipeline.filling.one_bubble import FrozenWork
 from services.trainer.pipeline.plans import Plan
+from services.trainer.pipeline.runtime.linking import linked, read_values, runs_of, stage_values
 from services.trainer.pipeline.runtime.parts import Training
 from services.trainer.pipeline.runtime.program import (
     Device,
@@ -21,11 +22,7 @@ from services.trainer.pipeline.runtime.program import (
     Value,
     filled_program,
     frozen_program,
-    linked,
     pass_program,
-    read_values,
-    runs_of,
-    stage_values,
 )
 from tests.unit.trainer.pipeline.runtime.tiny_jobs import Case, new_job, plan_of, profile_of
 
