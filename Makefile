@@ -1,7 +1,7 @@
 # Every target is one line or a script.
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
-WORKERS := 2
+WORKERS := 3
 export PATH := $(CURDIR)/out/servers:$(PATH)
 .PHONY: help install dev demo demo-video up stack-up stack-status stack-restart stack-down test test-compose check format protos docs lock bench faults judge clean
 
@@ -35,7 +35,7 @@ stack-restart: dev ## drain a service and start it again (SERVICE=gateway: all i
 stack-down:      ## drain and stop the stack; its data stays in out/stack
 	@$(PY) -m scripts.stack down
 
-test: dev        ## run all tests on two processors (WORKERS=n: on n, 0: on one)
+test: dev        ## run all tests with three workers, enough for two processors (WORKERS=n: with n, 0: in one process)
 	@$(PY) -m pytest -n $(WORKERS)
 
 test-compose: dev ## build the images, start the Docker stack and test its faults; needs a Docker engine, leaves nothing running

@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from statistics import fmean, median
 
@@ -29,6 +30,7 @@ class Asked:
     height: int
 
 
+@lru_cache(maxsize=2**15)  # a user's prompts are compared with each other again and again
 def words(prompt: str) -> frozenset[str]:
     """Return the set of lower-case words of a prompt."""
     return frozenset(re.findall(r"\w+", prompt.lower()))

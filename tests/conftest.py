@@ -1,4 +1,4 @@
-"""One thread for torch in every test, settings that touch nothing outside the test's own folder, and what two workers
+"""One thread for torch in every test, settings that touch nothing outside the test's own folder, and what workers
 share out."""
 
 from __future__ import annotations

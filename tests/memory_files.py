@@ -17,7 +17,7 @@ PREFIX = "afterimage-tests-"
 FILES_BYTES = 6 << 30
 """Room that the files need at most: PostgreSQL alone keeps up to 1 GiB of log for each of several servers."""
 PROCESSES_BYTES = 6 << 30
-"""Memory that the processes of two workers need beside the files."""
+"""Memory that the processes of three workers need beside the files."""
 
 
 def use_memory() -> None:

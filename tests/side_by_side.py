@@ -13,13 +13,18 @@ from xdist.scheduler import LoadScopeScheduling
 GROUPS: dict[str, tuple[str, ...]] = {
     # a dozen processes each, under load, killed and cut off: one such test at a time
     "processes": (
-        "tests/faults/",
+        "tests/faults/test_fault_run.py",
+        "tests/faults/test_network_cut.py",
         "tests/flows/test_cluster.py",
         "tests/flows/test_load.py",
         "tests/packaging/test_tutorial.py",
     ),
     "rabbitmq": ("tests/contracts/bus/", "tests/unit/cli/test_dead_letters.py"),
+    "replay real": ("tests/flows/reuse/test_replay_real.py",),
     "postgresql": ("tests/contracts/catalog/", "tests/flows/test_standby.py"),
+    "replay": ("tests/flows/reuse/test_replay.py",),
+    # kills one process again and again, which waits more than it computes
+    "lives": ("tests/faults/",),
     "weaviate": (
         "tests/contracts/test_weaviate",
         "tests/contracts/test_index.py",
@@ -29,7 +34,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "s3": ("tests/contracts/test_s3.py", "tests/contracts/test_blobs.py"),
 }
-"""The longest first; after them the other files, each a group of its own."""
+"""The longest first; after them the other files, each a group of its own. The first group that names a file has it."""
 
 
 def group_of(nodeid: str) -> str:

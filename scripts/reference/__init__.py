@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from scripts.reference import commands, errors, messages, metrics, settings
@@ -17,6 +18,7 @@ PAGES = {
 }
 
 
+@cache  # a page takes a second, and the code stays the same while a process runs
 def text_of(name: str) -> str:
     """Return the page as Markdown, with a first line that names the command that writes it."""
     return (

@@ -37,6 +37,7 @@ class RealModels(_Table):
 
     small: str | None = Field(None, description="Models that refine the large model's images, e.g. bundled:small.")
     max_rows: int | None = Field(None, ge=1, le=512, description="Requests that share a step batch.")
+    steps: int | None = Field(None, ge=1, description="T of every request; default: 50, or the trace's own.")
     one_at_a_time: bool = Field(False, description="Send each request after the previous one's states are indexed.")
 
 
@@ -109,6 +110,8 @@ class Study(_Table):
                 "excludes real: the services have no such setting",
                 getattr(self, name),
             )
+        if self.real and self.real.steps and self.trace_steps:
+            raise InvalidRequestError("real.steps", "excludes trace_steps; leave out one of them", self.real.steps)
         if self.model and not (self.real or self.trace_steps):
             raise InvalidRequestError("model", "needs real or trace_steps", self.model)
         return self

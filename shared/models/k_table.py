@@ -154,6 +154,12 @@ def raised(table: KTable, by: float) -> KTable:
     return replace(table, levels=levels) if by else table
 
 
+def scaled(table: KTable, steps: int) -> KTable:
+    """Return the table's levels for runs of `steps`, each K rounded down, without those that become 0."""
+    levels = [replace(level, k=level.k * steps // table.steps) for level in table.levels]
+    return replace(table, levels=tuple(level for level in levels if level.k), steps=steps, cells=(), noise=None)
+
+
 def table_file(table: KTable, steps: int = 0, *, pairs: bool = False) -> str:
     """Return the table's file name beside the weights. steps, pairs: as in `profile_kind`."""
     start = f"image_k_table_{table.images_from}" if table.images_from else f"{'pair_' if pairs else ''}k_table"

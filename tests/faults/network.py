@@ -33,10 +33,6 @@ class Apart:
     near: str
     """… and the one inside."""
 
-    def command(self, command: list[str]) -> list[str]:
-        """The same, run inside."""
-        return ["ip", "netns", "exec", self.namespace, *command]
-
     def reach(self, address: str) -> None:
         """From inside this address of ours is reached over the link that can be cut, too."""
         _ip("-n", self.namespace, "route", "replace", f"{address}/32", "via", self.far, "dev", f"{self.device}i")

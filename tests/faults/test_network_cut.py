@@ -31,6 +31,7 @@ from tests.faults.load import Load
 from tests.faults.network import Apart, apart
 from tests.faults.servers import all_servers
 from tests.faults.verdict import judge
+from tests.forking import ForkedStack
 
 CUT_S = 30.0 if os.environ.get("FAULTS") == "full" else 6.0
 CLIENTS = 6
@@ -40,7 +41,7 @@ FORM = replace(SHORT, jobs=5000, clips=0, step_ms=60.0, replicas={"gateway": 2, 
 WORKER, GATEWAY, OTHER = "gpu_worker-1", "gateway-1", "gpu_worker-2"
 
 
-class CutStack(FaultStack):
+class CutStack(ForkedStack, FaultStack):
     """Both workers and one gateway each in a namespace of its own; the broker and the catalog at the links' ends: the
     first worker's leads to the broker, the gateway's and the other worker's to the catalog."""
 
@@ -54,9 +55,8 @@ class CutStack(FaultStack):
     def host(self, name: str) -> str:
         return self._hosts.get(name, self.apart[GATEWAY].outside)
 
-    def command(self, name: str) -> list[str]:
-        command = super().command(name)
-        return self.apart[name].command(command) if name in self.apart else command
+    def namespace(self, name: str) -> str:
+        return self.apart[name].namespace if name in self.apart else ""
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import cache
 from math import log2
 
 import numpy as np
@@ -118,10 +119,11 @@ def _belief(size: int) -> Floats:
     return rates
 
 
-def _gains(levels: Sequence[int], *, whole: bool) -> Floats:
+@cache  # every start of a maintainer asks for the same
+def _gains(levels: tuple[int, ...], *, whole: bool) -> Floats:
     """Return the steps lost without the state (with `whole`: without its entry).
 
-    Shape: (place, below, above, wished K, K otherwise), all as level indices.
+    Shape: (place, below, above, wished K, K otherwise), all as level indices. Read-only.
     """
     count = len(levels)
     steps = (0, *levels)
@@ -135,6 +137,7 @@ def _gains(levels: Sequence[int], *, whole: bool) -> Floats:
                         kept = steps[wished] if whole else steps[place + 1]
                         gain = kept - max(steps[below], steps[other])
                         gains[place, below, above, wished, other] = max(0, gain)
+    gains.setflags(write=False)
     return gains
 
 

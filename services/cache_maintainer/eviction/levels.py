@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from services.cache_maintainer.eviction.demand import Ints
@@ -18,10 +20,12 @@ def of_50(step: int, total: int) -> int:
     return step if total == OF else -(-step * OF // total)
 
 
+@cache  # every start of a maintainer asks for the same
 def beside(count: int) -> tuple[Ints, Ints]:
     """Return the neighbours of each level, for each set of states that an entry may hold (bit mask).
 
-    Below: 1 + the next lower level present, or 0. Above: the next higher level present, or `count`.
+    Below: 1 + the next lower level present, or 0. Above: the next higher level present, or `count`. Both are
+    read-only.
     """
     below = np.zeros((2**count, count), np.int64)
     above = np.full((2**count, count), count, np.int64)
@@ -29,4 +33,6 @@ def beside(count: int) -> tuple[Ints, Ints]:
         for place in range(count):
             below[held, place] = max((one + 1 for one in range(place) if held >> one & 1), default=0)
             above[held, place] = min((one for one in range(place + 1, count) if held >> one & 1), default=count)
+    below.setflags(write=False)
+    above.setflags(write=False)
     return below, above

@@ -28,7 +28,7 @@ SHOWN = ("policy", "steps saved", "of the bound", "hits", "evicted", "decisions/
 SHOWN_TIMED = ("p50 s", "p99 s", "in 2× alone", "in 4× alone", "busy")
 ALIKE = {
     "table", "table_encoder", "warmup", "skip", "limit", "rate_per_s", "recorded_times", "seed", "honour_sizes",
-    "neighbours", "bound", "frames", "pair_table",
+    "neighbours", "bound", "pair_table",
 }  # fmt: skip
 """Keys of a study that `Asked` has under the same names."""
 
@@ -116,13 +116,14 @@ def _replay(study: Study, trace: Path, out: Path, embeddings: Path, anew: bool) 
     from services.replay.results import report
     from services.replay.study import study as decide
 
-    served = replay_real.settings_of(study) if study.real else None
-    asked = _asked(study, trace, served, {"embeddings": embeddings, "anew": anew})
+    frames = replay_real.frames_of(study, trace) if study.real else study.frames
+    served = replay_real.settings_of(study, frames) if study.real else None
+    asked = _asked(study, trace, served, frames, {"embeddings": embeddings, "anew": anew})
     console = wide()
     left: Sequence[str] = ()
     with shown(console) as bar:
         if study.real and served:
-            summary, decisions, left = replay_real.drawn(asked, served, out, study.real.one_at_a_time, bar)
+            summary, decisions, left = replay_real.drawn(asked, served, out, study.real, bar)
         else:
             summary, decisions = decide(asked, bar)
     written = report.write(out, summary, decisions)
@@ -134,7 +135,7 @@ def _replay(study: Study, trace: Path, out: Path, embeddings: Path, anew: bool) 
         replay_real.broken_off(console, left)
 
 
-def _asked(study: Study, trace: Path, served: Settings | None, kept: dict[str, Any]) -> Asked:
+def _asked(study: Study, trace: Path, served: Settings | None, frames: int, kept: dict[str, Any]) -> Asked:
     """Read the files that the study names; return its parameters."""
     from services.replay.policy import read_policy
     from services.replay.run import state_bytes
@@ -147,16 +148,17 @@ def _asked(study: Study, trace: Path, served: Settings | None, kept: dict[str, A
     encoder, alpha = study.encoder or "bundled:clip", study.alpha or 0.95
     if served:
         encoder, alpha = served.encoder, served.k_table_alpha
-    each = replay_real.each(served) if served else state_bytes(DEFAULT_SIZE)
+    each = replay_real.each(served, frames) if served else state_bytes(DEFAULT_SIZE)
     return Asked(
         trace=trace,
         policies=[(short, read_policy(name)) for short, name in study.of_policies.items()],
         states=_budgets(study, each),
         entries=bool(study.entries),
         fleet=Fleet(read_profile(timed.profile), timed.workers, timed.max_rows, timed.closed) if timed else None,
-        schedule=replay_real.schedule_of(served, study.model) if study.trace_steps else None,
+        schedule=replay_real.schedule_of(served, study.model, frames) if study.trace_steps else None,
         encoder=encoder,
         alpha=alpha,
+        frames=frames,
         **study.model_dump(include=ALIKE),
         **kept,
     )

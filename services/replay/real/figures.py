@@ -36,6 +36,8 @@ def decisions_of(sitting: Sitting) -> Decisions:
         made.start_step[one.request], made.similarity[one.request] = one.start_step, one.similarity
         if one.start_step:
             made.source[one.request] = request_of[one.entry]
+        if one.second:
+            made.second[one.request] = request_of[one.second]
     made.states[:], made.bytes[:] = sitting.states, sitting.bytes
     return made
 
@@ -121,7 +123,7 @@ def _timed(counted: tuple[Answer, ...], load: Load, alone_s: Floats) -> dict[str
     served = [one for one in counted if not one.error]
     latency = np.array([one.latency_s for one in served])
     alone = alone_s[[one.request for one in served]]
-    seconds = float(alone_s[0]) if load.trace.steps is None else None
+    seconds = float(alone_s[0]) if load.unusual_steps == load.usual_steps else None
     arrived = load.trace.arrival_s[load.warmup :]
     alike = {
         "latency_s": quantiles(latency),

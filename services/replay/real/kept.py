@@ -20,7 +20,9 @@ NOT_ASKED = {
 
 
 class Kept:
-    """Files of one policy at one budget: `served/NAME-KEY.json`, and images in `pictures/NAME-KEY`."""
+    """Files of one policy at one budget: `served/NAME-KEY.json`, and images in `pictures/NAME-KEY`.
+
+    A clip is an animated PNG, as the services store it: browsers play it, and no frame loses anything."""
 
     def __init__(self, out: Path, name: str, load: Load, stand: ServedPolicy, encoder_hash: str) -> None:
         asked = _asked(load, stand, encoder_hash)
@@ -67,6 +69,7 @@ def _asked(load: Load, stand: ServedPolicy, encoder_hash: str) -> dict[str, Any]
         "users": _digest(load.trace.users.tolist()),
         "arrivals": _digest(load.trace.arrival_s.tolist()),
         "requests": len(load.trace),
+        "frames": load.trace.frames,
         "warmup": load.warmup,
         "weights": load.card.weights_hash,
         "encoder": encoder_hash,
@@ -74,6 +77,7 @@ def _asked(load: Load, stand: ServedPolicy, encoder_hash: str) -> dict[str, Any]
         "seed": load.seed,
         "one_at_a_time": load.one_at_a_time,
         "table": asdict(load.table) if load.table else None,
+        "pair_table": asdict(load.pair_table) if load.pair_table else None,
         "cache": stand.cache,
         "settings": stand.settings.model_dump(mode="json", exclude=NOT_ASKED),
     }

@@ -7,7 +7,7 @@ import gc
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,15 @@ import numpy.typing as npt
 
 from services.cache_maintainer.pictures import pictures_start
 from services.embedder.encoder import Encoder, encoder_folder
-from services.gpu_worker.jobs.codecs import encode_state
 from services.replay.policy import PolicySettings
 from services.replay.real.figures import NOT_HERE, against_none, real_figures, run_of
 from services.replay.real.kept import Kept
+from services.replay.real.model import as_generated, generating_card, state_bytes_of, table_in_force
+from services.replay.real.scores import clip_scores
 from services.replay.real.serving import Start, serve
 from services.replay.real.settings import ServedPolicy, refuse, stand_for
 from services.replay.real.sitting import Load, Sitting
+from services.replay.results.compare import OF_REQUESTS
 from services.replay.results.real_page import shown
 from services.replay.run import STEPS
 from services.replay.simulated.thresholds import k_table
@@ -36,20 +38,13 @@ from services.replay.study import (
     warmup_of,
     where_and_when,
 )
-from services.replay.traces.trace import Trace
-from shared.domain.errors import ConfigurationError, InvalidRequestError
-from shared.domain.types import Size, vector_from
-from shared.models.card import ModelCard
-from shared.models.card_lookup import served_card
-from shared.models.k_table import KTable, NoProfiles, named_table
-from shared.models.tables_in_force import latent_table, load_k_tables, profile_command
+from shared.domain.errors import ConfigurationError
+from shared.models.k_table import NoProfiles, named_table
 from shared.runtime.loop import run
-from shared.runtime.progress import Advance, Bar
+from shared.runtime.progress import Bar
 from shared.runtime.settings import Settings
 
 AS_NAMED = "The named table is used, even if it was measured with another model or encoder."
-AT_A_TIME = 32
-"""Images scored together."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +56,8 @@ class Real:
     start: Start
     out: Path
     one_at_a_time: bool = False
+    steps: int = 0
+    """T of every request; 0: 50, or the trace's own."""
 
 
 @dataclass(frozen=True)
@@ -92,25 +89,20 @@ def real_study(asked: Asked, real: Real, bar: Bar) -> Made:
     Raises ConfigurationError, ModelError and InvalidRequestError for policies and traces that cannot be served, before
     the first image.
     """
-    refuse(asked.policies, real.base)
-    card = served_card(real.base)
-    encoder = Encoder(encoder_folder(real.base.encoder))
-    _pictures_can_start(asked, real.base, encoder)
     bar(f"preparing: the trace {asked.trace.name}", None)
     offered, arrivals = trace_of(asked)
-    if offered.frames > 1:
-        raise ConfigurationError(f"frames: replays on real models generate images (got {offered.frames} frames)")
-    if asked.schedule is None and not card.draws(card.default_size, STEPS):
-        raise ConfigurationError(
-            f"model {card.name!r} takes at most {card.max_steps} steps (got {STEPS}); set trace_steps"
-        )
-    trace = replace(offered, sizes=_sizes(offered, card, honoured=asked.honour_sizes))
+    refuse(asked.policies, real.base, offered.frames)
+    card = generating_card(real.base, offered.frames)
+    encoder = Encoder(encoder_folder(real.base.encoder))
+    _pictures_can_start(asked, real.base, encoder)
+    trace = as_generated(offered, asked, real.base, card, real.steps)
     table, thresholds = k_table(asked.table, asked.encoder, asked.alpha) if asked.table else (None, "")
-    load = Load(trace, warmup_of(asked, trace), card, STEPS, asked.seed, real.one_at_a_time, table)
+    pairs = k_table(asked.pair_table, asked.encoder, asked.alpha)[0] if asked.pair_table else table
+    load = Load(trace, warmup_of(asked, trace), card, STEPS, asked.seed, real.one_at_a_time, table, pairs)
     served, left = _Served(), [(states, name) for states in asked.states for name, _ in asked.policies]
     with suppress(KeyboardInterrupt):
         for states, (name, policy) in ((states, one) for states in asked.states for one in asked.policies):
-            stand = stand_for(name, policy, real.base, states * state_bytes_of(card))
+            stand = stand_for(name, policy, real.base, states * state_bytes_of(card), trace.frames)
             kept = Kept(real.out, name, load, stand, encoder.hash)
             if (found := None if asked.anew else kept.found()) is not None:
                 served.sittings[states, name] = found
@@ -121,7 +113,7 @@ def real_study(asked: Asked, real: Real, bar: Bar) -> Made:
             left.remove((states, name))
     if not served.sittings:
         raise KeyboardInterrupt
-    in_force = named_table(table) if table else _in_force(asked, real.base, card, encoder)
+    in_force = named_table(table) if table else table_in_force(real.base, card, encoder, asked.alpha)
     said = {
         "trace": about_trace(asked, offered, load.warmup, _in_turn(arrivals) if real.one_at_a_time else arrivals),
         "encoder": {"name": real.base.encoder, "hash": encoder.hash, "dim": encoder.dim},
@@ -133,34 +125,8 @@ def real_study(asked: Asked, real: Real, bar: Bar) -> Made:
     return _made(asked, real, load, served, said, [f"{name} ({states:,} states)" for states, name in left])
 
 
-def state_bytes_of(card: ModelCard) -> int:
-    """Return the bytes of a stored fp16 latent of the model's own size."""
-    size, scale = card.default_size, card.vae_scale
-    latent = np.zeros((card.latent_channels, size.height // scale, size.width // scale), np.float32)
-    return len(encode_state(latent, "fp16"))
-
-
 def _in_turn(arrivals: str) -> str:
     return f"one at a time, each after the previous request's states are indexed; the cache's clock shows {arrivals}"
-
-
-def _sizes(trace: Trace, card: ModelCard, *, honoured: bool) -> tuple[Size, ...]:
-    """Return the model's own size for every request, or the trace's sizes, which the model must allow."""
-    if not honoured:
-        return (card.default_size,) * len(trace)
-    for size in dict.fromkeys(trace.sizes):
-        if not card.sizes.allows(size):
-            rule = f"model {card.name!r} generates {card.sizes}; leave out honour_sizes for its own size"
-            raise InvalidRequestError("honour_sizes", rule, size)
-    return trace.sizes
-
-
-def _in_force(asked: Asked, base: Settings, card: ModelCard, encoder: Encoder) -> KTable:
-    """Return the services' table for the model's own latents; an empty table, with the reason as source, if none."""
-    tables = asyncio.run(load_k_tables(NoProfiles(), card, asked.alpha))
-    command = profile_command(base.large, base.encoder, asked.alpha)
-    table, notes = latent_table(tables, card, encoder.id, asked.alpha, command)
-    return table or KTable((), source="; ".join(notes))
 
 
 def _pictures_can_start(asked: Asked, base: Settings, encoder: Encoder) -> None:
@@ -183,21 +149,9 @@ def _sitting(
     kept.begin()
     sitting = run(serve(load, stand, start, kept.keep, advance))
     gc.collect()  # frees the models before the next policy loads its own
-    return kept.done(sitting, _clips(sitting, load, kept, encoder, bar(f"{name}: scores", len(sitting.answers))))
-
-
-def _clips(sitting: Sitting, load: Load, kept: Kept, encoder: Encoder, advance: Advance) -> dict[int, float]:
-    """Return the cosine of each image with its prompt."""
-    drawn = [one.request for one in sitting.answers if not one.error]
-    found: dict[int, float] = {}
-    for first in range(0, len(drawn), AT_A_TIME):
-        some = drawn[first : first + AT_A_TIME]
-        texts = encoder.texts([load.trace.prompts[request] for request in some])
-        pictures = encoder.images([kept.picture(request).read_bytes() for request in some])
-        for request, text, picture in zip(some, texts, pictures, strict=True):
-            found[request] = float(vector_from(text.vector) @ vector_from(picture.vector))
-        advance(len(some))
-    return found
+    prompts = {one.request: load.trace.prompts[one.request] for one in sitting.answers if not one.error}
+    advance = bar(f"{name}: scores", len(prompts))
+    return kept.done(sitting, clip_scores(prompts, kept, load.trace.frames, encoder, advance))
 
 
 def _made(asked: Asked, real: Real, load: Load, served: _Served, said: Mapping[str, Any], left: Sequence[str]) -> Made:
@@ -239,7 +193,7 @@ def _made(asked: Asked, real: Real, load: Load, served: _Served, said: Mapping[s
 
 def _shown(load: Load, decisions: Mapping[str, npt.NDArray[Any]]) -> list[dict[str, Any]]:
     """Return the requests for the page's sheet of images."""
-    starts = {key: starts for key, starts in decisions.items() if key != "users"}
+    starts = {key: starts for key, starts in decisions.items() if key not in OF_REQUESTS}
     requests = [load.warmup + row for row in shown(starts)]
     return [{"request": request, "prompt": load.trace.prompts[request]} for request in requests]
 
@@ -275,7 +229,7 @@ def _settings(asked: Asked, real: Real, load: Load, alone_s: float) -> dict[str,
     return {
         "policies": {name: policy.model_dump(mode="json") for name, policy in asked.policies},
         "sizes_honoured": asked.honour_sizes,
-        **about_steps(asked),
+        **(about_steps(asked) | ({"steps": real.steps} if real.steps else {})),
         "skip": asked.skip,
         "limit": asked.limit,
         "seed": asked.seed,
@@ -285,9 +239,11 @@ def _settings(asked: Asked, real: Real, load: Load, alone_s: float) -> dict[str,
             "model": card.name,
             "weights_hash": card.weights_hash,
             "small": base.small,
+            "frames": load.trace.frames,
             "guidance": card.default_guidance,
             "size": {"width": card.default_size.width, "height": card.default_size.height},
             "state_bytes": state_bytes_of(card),
+            "pair_table": asked.pair_table or asked.table,
             "one_at_a_time": real.one_at_a_time,
             "workers": base.workers,
             "max_rows": base.max_rows,

@@ -20,7 +20,8 @@ from shared.catalog import open_catalog
 from shared.client import AsyncClient, Picture
 from shared.domain.errors import AfterimageError, NotFoundError
 from shared.models import added
-from shared.models.k_table import named_table, profile_kind, table_to_json
+from shared.models.card_lookup import served_card
+from shared.models.k_table import KTable, named_table, profile_kind, scaled, table_to_json
 from shared.runtime.clock import Clock, ManualClock
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS
@@ -37,7 +38,7 @@ Start = Callable[[Settings, Clock | None], AbstractAsyncContextManager[Running]]
 
 
 Keep = Callable[[int, bytes], None]
-"""Function that receives each request's PNG."""
+"""Function that receives each request's PNG, animated of a clip."""
 
 
 async def serve(load: Load, stand: ServedPolicy, start: Start, keep: Keep, advance: Callable[[int], None]) -> Sitting:
@@ -48,7 +49,7 @@ async def serve(load: Load, stand: ServedPolicy, start: Start, keep: Keep, advan
     """
     clock = ManualClock() if load.one_at_a_time else None
     with _settings(load, stand) as settings:
-        await _put_table(settings, load)
+        await _put_tables(settings, load)
         async with start(settings, clock) as process, AsyncClient(process.address) as client:
             one = _Serving(load, stand, process, client, keep, advance)
             await one.warm()
@@ -66,16 +67,34 @@ def _settings(load: Load, stand: ServedPolicy) -> Iterator[Settings]:
         yield Settings(**(given | own | {"max_queued": max(given["max_queued"], len(load.trace) + 1)}))
 
 
-async def _put_table(settings: Settings, load: Load) -> None:
-    """Store the named table, if any, in the catalog, where it applies to any weights and encoder."""
-    if load.table is None:
+async def _put_tables(settings: Settings, load: Load) -> None:
+    """Store the named tables, if any, in the catalog, where they apply to any weights and encoder: for the model that
+    generates, and for the large model, whose table the match predictor reads."""
+    tables = named_tables(load, settings.k_table_alpha)
+    if not tables:
         return
     catalog = await open_catalog(settings.catalog_url)
     try:
-        kind, card = profile_kind(settings.k_table_alpha), load.card
-        await catalog.profiles.put(kind, card.name, card.weights_hash, table_to_json(named_table(load.table)))
+        for card in {card.name: card for card in (served_card(settings), load.card)}.values():
+            for kind, table in tables.items():
+                await catalog.profiles.put(kind, card.name, card.weights_hash, table_to_json(table))
     finally:
         await catalog.close()
+
+
+def named_tables(load: Load, alpha: float) -> dict[str, KTable]:
+    """Return the named tables by their kind in the catalog.
+
+    The services scale a table to any T but those of the model's `auto_steps`, which have tables of their own.
+    """
+    found, few = dict[str, KTable](), {*load.card.auto_steps} - {load.card.default_steps}
+    if load.table is not None:
+        whole = scaled(load.table, load.card.default_steps) if load.table.steps in few else load.table
+        found = {profile_kind(alpha): whole}
+        found |= {profile_kind(alpha, steps=steps): scaled(load.table, steps) for steps in few}
+    if load.pair_table is not None:
+        found[profile_kind(alpha, pairs=True)] = load.pair_table
+    return {kind: named_table(table) for kind, table in found.items()}
 
 
 class _Serving:
@@ -144,10 +163,11 @@ class _Serving:
 
     def _ask(self, number: int, steps: int, cache: Any) -> Awaitable[Picture]:
         load = self._load
-        size = load.trace.sizes[number]
+        size, frames = load.trace.sizes[number], load.trace.frames
         return self._client.generate(
             load.trace.prompts[number], timeout_s=WAIT_S, width=size.width, height=size.height, steps=steps,
-            seed=load.seed + number, user=str(load.trace.users[number]), cache=cache,
+            modality="video" if frames > 1 else "image", frames=frames, seed=load.seed + number,
+            user=str(load.trace.users[number]), cache=cache,
         )  # fmt: skip
 
     async def _answer(self, number: int, due: float) -> None:
@@ -192,8 +212,11 @@ class _Serving:
         return not await backends.index.missing(list(live))
 
     async def _all_know(self) -> bool:
-        """Return whether the match predictor knows every entry; with an image tier, whether every image is embedded."""
+        """Return whether the match predictor knows every entry; with an image tier, whether every image is embedded;
+        with a segmenter, whether every clip has masks, or a reason for having none."""
         backends, settings = self._process.context.backends, self._process.context.settings
+        if settings.segmenter and await backends.catalog.jobs.to_segment(1):
+            return False
         if settings.image_tier != "off":
             return not await backends.catalog.entries.unembedded(1)
         known = await self._predictor.Stats(match_predictor_pb2.StatsRequest(), timeout=SETTLE_S)

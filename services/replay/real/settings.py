@@ -23,7 +23,8 @@ OWN: dict[str, Any] = {
 
 UNHURRIED: dict[str, Any] = {
     "lookup_timeout_s": 60.0, "call_timeout_s": 60.0, "fetch_timeout_s": 60.0, "results_keep_s": 1e9,
-    "epsilon": 0.0, "sample_predicted_misses": 0.0, "drain_s": 0.5, "reuse_rules": "paper",
+    "extract_timeout_s": 60.0, "epsilon": 0.0, "sample_predicted_misses": 0.0, "drain_s": 0.5, "reuse_bound": "auto",
+    "reuse_rules": "paper",
 }  # fmt: skip
 """Settings with long timeouts, without random choices and rules of variety, as in the other modes of a replay."""
 
@@ -37,33 +38,35 @@ class ServedPolicy:
     """Cache mode of its requests."""
 
 
-def stand_for(name: str, policy: PolicySettings, base: Settings, room_bytes: int) -> ServedPolicy:
+def stand_for(name: str, policy: PolicySettings, base: Settings, room_bytes: int, frames: int = 1) -> ServedPolicy:
     """Return the services' settings for a policy with a budget in bytes; `base` has models, devices and batching.
+
+    frames: of each request; more than one: clips.
 
     Raises ConfigurationError for a policy that the services cannot serve, with the reason and the policies that can.
     """
-    refuse([(name, policy)], base)
+    refuse([(name, policy)], base, frames)
     cached = policy.lookup != "none"
     changes = OWN | UNHURRIED | _changes(policy, UNLIMITED_BYTES if policy.unlimited else room_bytes)
     return ServedPolicy(Settings(**(base.model_dump() | changes)), "auto" if cached else "off")
 
 
-def refuse(policies: Iterable[tuple[str, PolicySettings]], base: Settings) -> None:
+def refuse(policies: Iterable[tuple[str, PolicySettings]], base: Settings, frames: int = 1) -> None:
     """Raise ConfigurationError for the first policy that the services cannot serve."""
     for name, policy in policies:
-        if reason := why_not(policy, base):
-            named = ", ".join(servable(base))
+        if reason := why_not(policy, base, frames):
+            named = ", ".join(servable(base, frames))
             raise ConfigurationError(
                 f"policy {name!r}: cannot be served on real models: {reason}; these shipped policies can: {named}"
             )
 
 
-def servable(base: Settings) -> Sequence[str]:
+def servable(base: Settings, frames: int = 1) -> Sequence[str]:
     """Return the shipped policies that the services can serve."""
-    return [name for name in shipped() if not why_not(read_policy(name), base)]
+    return [name for name in shipped() if not why_not(read_policy(name), base, frames)]
 
 
-def why_not(policy: PolicySettings, base: Settings) -> str:
+def why_not(policy: PolicySettings, base: Settings, frames: int = 1) -> str:
     """Return the reason why the services cannot serve the policy; empty if they can."""
     if policy.lookup == "none":
         return ""
@@ -71,8 +74,12 @@ def why_not(policy: PolicySettings, base: Settings) -> str:
         return "the services return a stored image only for the same text and seed, and traces have no seeds"
     if policy.reuses == "picture":
         return "the services never return the image of another prompt unchanged"
-    if policy.pairs:
-        return "replays on real models generate images, and only clips have pairs"
+    if policy.pairs and frames == 1:
+        return "only clips have pairs, and the trace has images"
+    if policy.pairs and not (base.segmenter and base.extractor):
+        return "pairs need a segmenter and an extractor; name one of each (settings segmenter, extractor)"
+    if policy.reuses == "refine" and frames > 1:
+        return "clips start from latents alone"
     if policy.refit_requests:
         return "the services' SVM decides itself when it is fitted (refit_requests must be 0)"
     if policy.raised_by:
@@ -86,9 +93,10 @@ def why_not(policy: PolicySettings, base: Settings) -> str:
 
 def _changes(policy: PolicySettings, room_bytes: int) -> dict[str, Any]:
     """Return the settings that differ between policies."""
+    whole = {"decouple": "off", "segmenter": ""}
     if policy.lookup == "none":
-        return {"cache_max_bytes": 0, "capture_steps": (), "image_tier": "off", "small": ""}
-    alike = {
+        return whole | {"cache_max_bytes": 0, "capture_steps": (), "image_tier": "off", "small": ""}
+    alike = ({"decouple": "video"} if policy.pairs else whole) | {
         "candidates": policy.candidates,
         "further_candidates": policy.further_candidates,
         "predictor": policy.predictor,

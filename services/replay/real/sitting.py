@@ -29,6 +29,8 @@ class Load:
     """Send each request after the previous request's states are indexed, with the cache's clock at its arrival."""
     table: KTable | None = None
     """K table of every policy; None: the services' own."""
+    pair_table: KTable | None = None
+    """K table of every policy with pairs; None: the services' own."""
 
     @property
     def usual_steps(self) -> int:
@@ -52,7 +54,9 @@ class Answer:
     job: str = ""
     start_step: int = 0
     entry: str = ""
-    """Job whose state or image was the start."""
+    """Job whose state or image was the start; of a pair, the object's."""
+    second: str = ""
+    """Of a pair: job whose state gave the background."""
     similarity: float = 0.0
     steps_run: int = 0
     queue_s: float = 0.0
@@ -62,7 +66,7 @@ class Answer:
     error: str = ""
     """Error of a request without an image."""
     clip: float | None = None
-    """Cosine of image and prompt."""
+    """Cosine of image and prompt; of a clip, the mean over its frames."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +92,14 @@ class Sitting:
 def answer_of(number: int, picture: Picture, latency_s: float) -> Answer:
     """Return the fields of a generated image that a replay keeps."""
     plan = picture.plan
+    second = plan.sources[1].entry_id if plan.source is PlanSource.STITCHED else ""
     return Answer(
         request=number,
         latency_s=latency_s,
         job=picture.job.id,
         start_step=plan.start_step,
         entry=plan.entry_id if plan.source is not PlanSource.NOISE else "",
+        second=second,
         similarity=plan.similarity if plan.source is not PlanSource.NOISE else 0.0,
         steps_run=picture.steps_run,
         queue_s=picture.timings.queue_s,

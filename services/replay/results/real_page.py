@@ -25,9 +25,16 @@ def is_real(summary: Summary) -> bool:
     return bool(summary["settings"].get("real"))
 
 
+def frames_of(summary: Summary) -> int:
+    """Return the frames of each request; 1 for images, as in replays of earlier versions."""
+    return int(summary["settings"]["real"].get("frames", 1))
+
+
 def how(summary: Summary) -> str:
     """Describe models, workers and arrivals, as the end of a paragraph."""
     real, size = summary["settings"]["real"], summary["settings"]["real"]["size"]
+    clips, kind = frames_of(summary) > 1, "clip" if frames_of(summary) > 1 else "image"
+    made = f"Clips of {real['frames']} frames" if clips else "Images"
     sizes = "sizes as in the trace" if summary["settings"]["sizes_honoured"] else f"{size['width']}×{size['height']}"
     steps = "steps as in the trace" if summary["settings"]["steps"] is None else f"{summary['settings']['steps']} steps"
     offered = (
@@ -38,11 +45,12 @@ def how(summary: Summary) -> str:
     helped = f" and, for finished images, {real['small']}" if real["small"] else ""
     left = f" <b>Interrupted; not served: {html.escape(', '.join(summary['left']))}.</b>" if summary["left"] else ""
     return (
-        f"Images generated over gRPC by {html.escape(real['model'])} ({real['weights_hash']}){html.escape(helped)}: "
+        f"{made} generated over gRPC by {html.escape(real['model'])} ({real['weights_hash']}){html.escape(helped)}: "
         f"{sizes}, {steps}, guidance {real['guidance']:g}, {real['workers']} worker(s) "
         f"with up to {real['max_rows']} rows. Each policy had an Afterimage of its own, warm and with an empty cache, "
-        f"and the same noise for the same request. {offered} An image of {real['alone_steps']} steps alone took "
-        f"{real['alone_s']:.3g} s (the median over policies); SLOs are multiples of it, at the request's T.{left}"
+        f"and the same noise for the same request. {offered} One {kind} of {real['alone_steps']} steps alone took "
+        f"{real['alone_s']:.3g} s (the median over policies); SLOs are multiples of it, at the request's T."
+        f"{' The CLIP score of a clip is the mean over its frames.' if clips else ''}{left}"
     )
 
 
@@ -78,15 +86,33 @@ def notes(summary: Summary) -> str:
     return "<ul>" + "".join(f"<li>{line}</li>" for line in lines) + "</ul>"
 
 
+def players(folder: Path, summary: Summary, decisions: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Return a table of requests that hit under some policy, as clips of every policy with their K; empty for images.
+
+    The clips stay files of the folder, beside the page: browsers play animated PNGs.
+    """
+    names, requests = _chosen(folder, summary)
+    if frames_of(summary) == 1 or not requests:
+        return ""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+    lines = [f"<h2>Clips</h2><table><tr><th>prompt</th>{head}</tr>"]
+    for one in requests:
+        cells = "".join(
+            f'<td><img src="{html.escape(_place(summary, name, one["request"]))}" alt="" '
+            f'style="width:128px;image-rendering:pixelated"><br>{_k(summary, decisions, name, one["request"])}</td>'
+            for name in names
+        )
+        lines.append(f"<tr><td>{html.escape(one['prompt'])}</td>{cells}</tr>")
+    return "\n".join([*lines, "</table>"])
+
+
 def sheet(folder: Path, summary: Summary, decisions: Mapping[str, npt.NDArray[Any]]) -> list[Path]:
     """Write pictures.png: requests that hit under some policy, as images of every policy with their K.
 
-    Returns no path if no request hit. Raises ImportError without matplotlib.
+    Returns no path if no request hit, and for clips. Raises ImportError without matplotlib.
     """
-    budget, warmup = summary["budgets"][0], summary["trace"]["warmup"]
-    names = list(budget["policies"])[:COLUMNS]
-    here = [one for one in summary["shown"] if all(_path(folder, summary, name, one["request"]) for name in names)]
-    if not here:
+    names, here = _chosen(folder, summary)
+    if frames_of(summary) > 1 or not here:
         return []
     from matplotlib import pyplot
 
@@ -94,10 +120,9 @@ def sheet(folder: Path, summary: Summary, decisions: Mapping[str, npt.NDArray[An
     figure, axes = pyplot.subplots(len(here), len(names), figsize=size, layout="constrained", squeeze=False)
     for line, one in zip(axes, here, strict=True):
         for axis, name in zip(line, names, strict=True):
-            axis.imshow(pyplot.imread(str(_path(folder, summary, name, one["request"]))), interpolation="nearest")
+            axis.imshow(pyplot.imread(folder / _place(summary, name, one["request"])), interpolation="nearest")
             axis.set(xticks=[], yticks=[])
-            k = decisions[f"{budget['states']}/{name}"][one["request"] - warmup]
-            axis.set_title(f"K = {k}", fontsize=8)
+            axis.set_title(_k(summary, decisions, name, one["request"]), fontsize=8)
         words = textwrap.shorten(one["prompt"], 120, placeholder=" …")
         line[0].set_ylabel(textwrap.fill(words, 20), fontsize=7, rotation=0, ha="right", va="center")
     for axis, name in zip(axes[-1], names, strict=True):
@@ -115,6 +140,24 @@ def shown(starts: Mapping[str, npt.NDArray[Any]]) -> Sequence[int]:
     return [int(row) for row in hit[places]]
 
 
-def _path(folder: Path, summary: Summary, name: str, request: int) -> Path | None:
-    path = folder / str(summary["pictures"][name]) / f"{request:06d}.png"
-    return path if path.is_file() else None
+def _chosen(folder: Path, summary: Summary) -> tuple[list[str], list[Mapping[str, Any]]]:
+    """Return the policies and the requests to show: those whose results are all here."""
+    names = list(summary["budgets"][0]["policies"])[:COLUMNS]
+    here = [
+        one
+        for one in summary["shown"]
+        if all((folder / _place(summary, name, one["request"])).is_file() for name in names)
+    ]
+    return names, here
+
+
+def _place(summary: Summary, name: str, request: int) -> str:
+    """Return the path of a result in the replay's folder."""
+    return f"{summary['pictures'][name]}/{request:06d}.png"
+
+
+def _k(summary: Summary, decisions: Mapping[str, npt.NDArray[Any]], name: str, request: int) -> str:
+    """Return the start step of a counted request at the first budget in words, with its T where the trace names it."""
+    row = request - summary["trace"]["warmup"]
+    k = decisions[f"{summary['budgets'][0]['states']}/{name}"][row]
+    return f"K = {k} of {decisions['steps'][row]}" if "steps" in decisions else f"K = {k}"

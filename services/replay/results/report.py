@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from services.replay.results.compare import DECISIONS, label
 from services.replay.results.plots import plots
-from services.replay.results.real_page import NAMES, dashed, how, is_real, notes, rows, sheet
+from services.replay.results.real_page import NAMES, dashed, frames_of, how, is_real, notes, players, rows, sheet
 
 QUANTILES = ("p50", "p95", "p99")
 AGES = ("0.1", "0.5", "0.9", "0.99")
@@ -45,12 +45,13 @@ def write(folder: Path, summary: Summary, decisions: Mapping[str, npt.NDArray[An
     except ImportError:
         pictures = []
     page = folder / "index.html"
-    page.write_text(page_of(summary, pictures), encoding="utf-8")
+    clips = players(folder, summary, decisions) if is_real(summary) else ""
+    page.write_text(page_of(summary, pictures, clips), encoding="utf-8")
     return [text, folder / DECISIONS, *pictures, page]
 
 
-def page_of(summary: Summary, pictures: Sequence[Path]) -> str:
-    """Return the whole page, with its plots inside."""
+def page_of(summary: Summary, pictures: Sequence[Path], clips: str = "") -> str:
+    """Return the whole page, with its plots inside. clips: the table of clips, which are files beside the page."""
     trace, encoder = summary["trace"], summary["encoder"]
     parts = [
         HEAD,
@@ -63,8 +64,9 @@ def page_of(summary: Summary, pictures: Sequence[Path]) -> str:
     parts.append(f"<p>{_intervals(trace)}</p>")
     parts += [timed_table(budget) for budget in summary["budgets"] if _timed(budget)]
     if is_real(summary):
-        parts += [_html("Images and processor time", *told(NAMES, rows(budget))) for budget in summary["budgets"]]
-        parts.append(notes(summary))
+        title = f"{'Clips' if frames_of(summary) > 1 else 'Images'} and processor time"
+        parts += [_html(title, *told(NAMES, rows(budget))) for budget in summary["budgets"]]
+        parts += [notes(summary), clips]
     parts += sections(summary["budgets"])
     parts += ["<h2>Plots</h2>", *(_image(path) for path in pictures)] if pictures else []
     about = {name: summary[name] for name in ABOUT}
@@ -157,7 +159,7 @@ def _html(caption: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 def _table(budget: Budget) -> str:
     names = (
-        "policy", "steps saved", "95 % over users", "of the bound", "hits", "own user's", "evicted states",
+        "policy", "steps saved", "95 % over users", "of the bound", "hits", "by pairs", "own user's", "evicted states",
         "states held", "MB held", "reuse age p50, s", "decisions/s",
     )  # fmt: skip
     return _html(_room(budget), *told(names, rows_of(budget)))
@@ -178,11 +180,12 @@ def rows_of(budget: Budget) -> list[list[str]]:
         rows.append([
             html.escape(f"{_shown(name, one)}: {one['title']}"), f"{one['steps_saved']:.2%}",
             "{:.2%} – {:.2%}".format(*one["steps_saved_95"]), share, f"{one['hit_rate']:.2%}",
-            f"{one['own_user']:.1%}", f"{one['evictions']:,}", f"{one['states']:,}", f"{one['bytes'] / 1e6:,.1f}",
-            dashed(age, ",.0f"), dashed(one["decisions_per_s"], ",.0f"),
+            dashed(one.get("by_pairs") or None, ".2%"), f"{one['own_user']:.1%}", f"{one['evictions']:,}",
+            f"{one['states']:,}", f"{one['bytes'] / 1e6:,.1f}", dashed(age, ",.0f"),
+            dashed(one["decisions_per_s"], ",.0f"),
         ])  # fmt: skip
     if upper:
-        empty = [""] * 7
+        empty = ["", "–", *[""] * 6]
         rows.append(["offline bound within the budget", f"{upper:.2%}", "", "100.0%", *empty])
         rows.append(["offline bound of any size", f"{budget['bound']['infinite']:.2%}", "", "", *empty])
     return rows

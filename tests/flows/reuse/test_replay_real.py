@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -15,11 +17,15 @@ from typer.testing import CliRunner
 from services.cli.app import app
 from services.cli.embedded import embedded
 from services.cli.replays import real as replay_real
+from services.gpu_worker.jobs.codecs import encode_state
 from shared.domain.errors import AfterimageError
+from shared.runtime import animated_png
 from shared.runtime.clock import Clock
 from shared.runtime.settings import Settings
 from shared.service import Running
+from tests import tiny_clips
 from tests.studies import written
+from tests.tiny_segmenters import tiny_clipseg
 
 ASKED = (
     ("ana", "a red fox in the snow"),
@@ -108,6 +114,60 @@ def test_each_request_is_asked_in_the_traces_own_steps(trace: Path, tmp_path: Pa
     assert "steps as in the trace" in (tmp_path / "real" / "index.html").read_text(encoding="utf-8")
 
 
+CLIPS = (
+    ("ana", "a red fox in the snow"),
+    ("ben", "a brown dog in a forest"),
+    ("ana", "a red fox in a forest"),
+    ("cleo", "a green boat on the beach"),
+    ("ben", "a brown dog in the snow"),
+    ("ana", "a red fox in the snow"),
+    ("cleo", "a green boat in a forest"),
+    ("ben", "a red fox on the beach"),
+)
+
+
+def test_clips_are_served_as_decided_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also pairs: each request waits for the masks of the clip before it."""
+    monkeypatch.setenv("AFTERIMAGE_SEGMENTER", str(tiny_clipseg(tmp_path / "clipseg")))
+    monkeypatch.setenv("AFTERIMAGE_SEGMENT_THRESHOLD", "0")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # the page shows clips without it
+    trace, model = tmp_path / "clips.jsonl", str(tiny_clips.build(tmp_path / "models") / tiny_clips.CLIPS)
+    rows = [
+        {"prompt": text, "user": user, "arrival_s": 3.0 * at, "frames": 2, "steps": 10}
+        for at, (user, text) in enumerate(CLIPS)
+    ]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given: dict[str, Any] = {"states": [1000], "warmup": 1, "model": model}
+    given["policies"] = ["nirvana-video", "flexcache-video"]
+    real = replay(trace, tmp_path / "real", real={"one_at_a_time": True, "steps": 10}, **given)
+    kept = ("--embeddings", str(tmp_path / "embeddings"))
+    alone = replay(trace, tmp_path / "alone", *kept, bound=False, trace_steps=True, **given)
+    with np.load(tmp_path / "real" / "decisions.npz") as ours, np.load(tmp_path / "alone" / "decisions.npz") as theirs:
+        assert set(ours) == set(theirs) == {"users", "steps", "1000/nirvana-video", "1000/flexcache-video"}
+        assert all(ours[key].tolist() == theirs[key].tolist() for key in ours)
+        hit = ours["1000/nirvana-video"] + ours["1000/flexcache-video"] > 0
+    nirvana, flexcache = (real["policies"][name] for name in given["policies"])
+    for name, one in real["policies"].items():
+        same = ("hit_rate", "by_pairs", "steps_saved", "k_histogram", "states", "reuse_age_s", "own_user")
+        assert {key: one[key] for key in same} == {key: alone["policies"][name][key] for key in same}
+        assert one["real"]["failed"] == 0
+        assert all(-1 <= one["real"]["clip"][group] <= 1 for group in ("all", "hits", "misses"))
+    assert nirvana["by_pairs"] == 0 < flexcache["by_pairs"]
+    latent = len(encode_state(np.zeros((4, 2, 16, 16), np.float32), "fp16"))
+    assert nirvana["bytes"] == nirvana["states"] * latent
+    folder = tmp_path / "real" / real["pictures"]["flexcache-video"]
+    assert len(list(folder.glob("*.png"))) == len(CLIPS)
+    assert animated_png.decode((folder / "000002.png").read_bytes()).shape == (2, 32, 32, 3)
+    page = (tmp_path / "real" / "index.html").read_text(encoding="utf-8")
+    assert "Clips of 2 frames generated over gRPC by clips" in page
+    shown = re.findall(r'<img src="(pictures/[^"]+)"', page)
+    assert all((tmp_path / "real" / place).is_file() for place in shown)
+    assert 0 < hit.sum() < len(hit)
+    assert {int(Path(place).stem) for place in shown} == {*(1 + np.flatnonzero(hit)).tolist()}
+    assert " of 10</td>" in page
+    assert not (tmp_path / "real" / "pictures.png").exists()
+
+
 def breaking_off_at(count: int) -> tuple[Open, list[int]]:
     """Opens Afterimage until it is opened for the `count`-th time, which Ctrl-C ends; and how often it was opened."""
     opened: list[int] = []
@@ -174,6 +234,12 @@ def test_arrivals_are_kept_and_latency_counts_from_them(trace: Path, tmp_path: P
         ({"policies": ["modm"]}, r"policy 'modm': cannot .*profile --images-from"),
         ({"honour_sizes": True}, r"honour_sizes: .* \(got '512x512'\)"),
         ({"trace_steps": True}, r"needs a column 'steps'; it has prompt, user, arrival_s"),
+        ({"policies": ["flexcache-video"]}, "only clips have pairs, and the trace has images"),
+        ({"policies": ["modm"], "frames": 4, "model": "bundled:motion"}, "policy 'modm': .*start from latents alone"),
+        ({"frames": 4}, "video: names no model, and the trace has clips of 4 frames"),
+        ({"frames": 65, "model": "bundled:motion"}, "frames: model 'motion' generates from 1 to 64 frames"),
+        ({"real": {"steps": 201}}, r"real.steps: model 'large' takes at most 200 steps.* \(got '201'\)"),
+        ({"real": {"steps": 9}, "trace_steps": True}, "real.steps: excludes trace_steps"),
         ({"states": [], "entries": [5]}, "entries: excludes real"),
         ({"virtual_time": {"workers": 2}}, "real: excludes virtual_time"),
         ({"model": "nowhere"}, "model 'nowhere'"),

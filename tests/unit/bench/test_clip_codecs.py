@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bench import clip_codecs
-from bench.clip_codecs import OTHERS, VARIANTS, arithmetic, clip_row, measured
+from bench.clip_codecs import OTHERS, VARIANTS, arithmetic, clip_row, measured, of_part
 from bench.measuring.clip_codec_figures import figures_of, report
 from bench.measuring.clip_codec_plots import plot
 from bench.measuring.clip_states import States, read_states, write_states
@@ -64,7 +64,9 @@ def test_states_are_kept_in_fp16(tmp_path: Path) -> None:
 def test_a_later_run_measures_the_missing_clips_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[Sequence[int]]()
 
-    def states(_: Any, numbers: Sequence[int], frames: int, steps: int, folder: Path) -> Iterator[tuple[int, Path]]:
+    def states(
+        _: Any, numbers: Sequence[int], frames: int, steps: int, folder: Path, device: str
+    ) -> Iterator[tuple[int, Path]]:
         asked.append(numbers)
         for number in numbers:
             write_states(folder / f"{number}.npz", states_of(number))
@@ -73,13 +75,15 @@ def test_a_later_run_measures_the_missing_clips_alone(tmp_path: Path, monkeypatc
     monkeypatch.setattr(clip_codecs, "states_of", states)
     card = find_card("bundled:motion")
     monkeypatch.setattr(clip_codecs, "clip_row", lambda found, seed, _: clip_row(found, seed, (4, 2)) | {"frames": 16})
-    first = measured(Namespace(count=1, long=0, steps=50), card, tmp_path, tmp_path)
+    asked_of = {"long": 0, "steps": 50, "device": "cpu", "part": "1/1"}
+    first = measured(Namespace(count=1, **asked_of), card, tmp_path, tmp_path)
     with (tmp_path / "clips.jsonl").open("a") as file:
         file.write('{"seed": 1, "fra')  # a killed run left a part of a line
-    both = measured(Namespace(count=2, long=0, steps=50), card, tmp_path, tmp_path)
+    both = measured(Namespace(count=2, **asked_of), card, tmp_path, tmp_path)
     assert [one for one in asked if one] == [[0], [1]]
     assert both[0] == first[0]
     assert figures_of(both)["ks"] == list(KS)
+    assert of_part(Namespace(part="2/3"), range(8)) == range(1, 8, 3)
 
 
 def test_quality_is_plotted_by_codec_and_k(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,14 @@ from bench.measuring.judging import Verdict, accuracy
 from bench.overhead import PARTS, sample, summary
 from bench.traced.closed_loop import Drawn
 from bench.traced.trace_figures import figures_of, plots, report, steps_saved
-from load.sessions import make_trace
+from load.sessions import Prompt, make_trace
 from shared.models.scenes import ATTRIBUTES
 
-ROWS = make_trace(6, 1)
+
+@cache
+def traced() -> list[Prompt]:
+    """Made by the first test, not by every worker that collects them."""
+    return make_trace(6, 1)
 
 
 def answer(index: int, source: str, start_step: int, steps_run: int) -> Drawn:
@@ -49,7 +54,7 @@ def test_quality_is_against_the_same_prompts_from_noise(tmp_path: Path) -> None:
         "fewer_steps": {1: Verdict(0.3, wrong)},
     }
     from_noise = {index: replace(kept, source="noise", start_step=0, steps_run=50) for index, kept in CACHE.items()}
-    figures = figures_of(ROWS, {"cache": CACHE, "no_cache": from_noise, "fewer_steps": {}}, verdicts)
+    figures = figures_of(traced(), {"cache": CACHE, "no_cache": from_noise, "fewer_steps": {}}, verdicts)
     assert figures["hits"] == 3
     assert figures["exact_repeats"] == 1
     assert figures["hit_rate"] == pytest.approx(0.75)

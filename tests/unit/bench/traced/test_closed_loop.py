@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -14,7 +15,11 @@ from shared.client import Picture
 from shared.domain.errors import UnavailableError
 from shared.domain.types import Candidate, Job, JobState, Plan, PlanSource, Request, Size, Timings
 
-ROWS = make_trace(60, 5)
+
+@cache
+def traced() -> list[Prompt]:
+    """Made by the first test, not by every worker that collects them."""
+    return make_trace(60, 5)
 
 
 def picture(row: Prompt, *, start_step: int = 20) -> Picture:
@@ -28,7 +33,7 @@ def picture(row: Prompt, *, start_step: int = 20) -> Picture:
 
 
 def test_the_earliest_request_of_a_free_user_goes_first() -> None:
-    rows = make_trace(60, 5)
+    rows = traced()
     first, second = rows[0].user, next(row.user for row in rows if row.user != rows[0].user)
     assert first_free(range(len(rows)), rows, set()) == 0
     free = first_free(range(len(rows)), rows, {first})
@@ -52,14 +57,14 @@ async def test_users_wait_for_their_own_pictures() -> None:
         flying[row.user] -= 1
         return picture(row)
 
-    answers = [answer async for answer, _ in play(ROWS, draw, concurrency=4, think_s=0.0)]
-    assert sorted(answer.index for answer in answers) == list(range(len(ROWS)))
+    answers = [answer async for answer, _ in play(traced(), draw, concurrency=4, think_s=0.0)]
+    assert sorted(answer.index for answer in answers) == list(range(len(traced())))
     assert most == 4
     assert all(asked == sorted(asked) for asked in per_user.values())
 
 
 async def test_a_user_thinks_between_two_pictures() -> None:
-    one_user = [replace(row, user=0) for row in ROWS[:3]]
+    one_user = [replace(row, user=0) for row in traced()[:3]]
 
     async def draw(index: int, row: Prompt) -> Picture:
         return picture(row)
@@ -79,12 +84,12 @@ async def test_what_is_done_is_left_out_and_an_error_ends_the_run() -> None:
         return picture(row)
 
     with pytest.raises(UnavailableError):
-        [answer async for answer, _ in play(ROWS, draw, done=set(range(55)), think_s=0.0)]
+        [answer async for answer, _ in play(traced(), draw, done=set(range(55)), think_s=0.0)]
     assert set(asked) <= set(range(55, 60))
 
 
 def test_what_is_kept_of_an_answer() -> None:
-    kept = drawn(7, picture(ROWS[0]), 1.25)
+    kept = drawn(7, picture(traced()[0]), 1.25)
     assert (kept.index, kept.start_step, kept.steps, kept.steps_run) == (7, 20, 50, 30)
     assert (kept.source, kept.similarity, kept.from_prompt) == ("latent", 0.93, "a fox")
     assert kept.degraded == ("index: late",)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from bench.traced.painting import Blank, PlannedImage, claimed_by_small
 from bench.traced.systems import Served, System
 from bench.traced.traced_systems import SystemRun, main_size, raise_thresholds, same_work, windows
 from bench.two_processes import Answer
-from load.sessions import make_trace
+from load.sessions import Prompt, make_trace
 from services.replay.simulated.pace import Profile
 from services.retriever.tables import Tables
 from shared.catalog import open_catalog
@@ -30,21 +31,26 @@ from shared.domain.types import ModelPlan, Plan, PlanSource, Request, Size
 from shared.models.k_table import KTable
 from shared.runtime.settings import Settings
 
-ROWS = main_size(make_trace(30, 65))
 SETTINGS = Settings(log_level="error", predictor="always", device="cpu")
+
+
+@cache
+def traced() -> list[Prompt]:
+    """Made by the first test, not by every worker that collects them."""
+    return main_size(make_trace(30, 65))
 
 
 @pytest.mark.parametrize("system", [NIRVANA, RETRIEVAL])
 async def test_a_run_goes_on_where_it_was_broken_off(tmp_path: Path, system: System) -> None:
     encoder = open_encoder(SETTINGS.encoder)
     run, seen = SystemRun(tmp_path, system), list[int]()
-    await run.draw(ROWS[:14], 4, SETTINGS, encoder, Blank(), seen.append)
+    await run.draw(traced()[:14], 4, SETTINGS, encoder, Blank(), seen.append)
     first = run.answers()
     assert sorted(first) == list(range(14))
     assert sum(seen) == 14
     with (run.folder / "answers.jsonl").open("a") as file:
         file.write('{"index": 14, "sour')  # killed in the middle of a line
-    await SystemRun(tmp_path, system).draw(ROWS, 4, SETTINGS, encoder, Blank())
+    await SystemRun(tmp_path, system).draw(traced(), 4, SETTINGS, encoder, Blank())
     answers = run.answers()
     assert sorted(answers) == list(range(30))
     assert {index: answers[index] for index in first} == first
@@ -63,9 +69,9 @@ def test_a_folder_that_was_drawn_with_something_else_is_refused(tmp_path: Path) 
 
 
 def test_nobody_is_in_a_window_twice() -> None:
-    found = list(windows(range(30), ROWS, most=4))
+    found = list(windows(range(30), traced(), most=4))
     assert [index for window in found for index in window] == list(range(30))
-    assert all(len({ROWS[index].user for index in window}) == len(window) <= 4 for window in found)
+    assert all(len({traced()[index].user for index in window}) == len(window) <= 4 for window in found)
 
 
 def test_in_throughput_mode_small_models_take_what_waits_in_refine() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from services.gpu_worker.jobs.codecs import encode_png
 from shared.domain.messages import GenerateImage, refine_lane
 from shared.domain.types import Job, ModelPlan, Plan, PlanSource, Size, Source
+from shared.models import find_card
 from tests import tiny, tiny_families
 from tests.redraw import redraw
 from tests.unit.gpu_worker.worker import STEPS, WorkerBench, running_worker
@@ -24,9 +26,18 @@ FAMILIES = ("sd3", "sana", "flux", "sdxl")
 @pytest.fixture
 async def four(tmp_path: Path) -> AsyncIterator[WorkerBench]:
     """One worker with a model of every family, bit-equal."""
-    large, *smalls = (str(tiny_families.save(tmp_path / name, name)) for name in FAMILIES)
+    large, *smalls = (str(small_sized(tiny_families.save(tmp_path / name, name))) for name in FAMILIES)
     async with running_worker(tmp_path / "data", large, small=",".join(smalls), batch_invariant=4) as running:
         yield running
+
+
+def small_sized(folder: Path) -> Path:
+    """Gives the model a card with the size of these tests' images: a worker measures its steps at the default size,
+    and flux's is sixteen times as large."""
+    card = find_card(str(folder))
+    said = {"name": card.name, "role": card.role, "default_size": {"width": 64, "height": 64}}
+    (folder / "card.json").write_text(json.dumps(said))
+    return folder
 
 
 async def gone_on(bench: WorkerBench, source: Job, model: str, **changes: Any) -> tuple[Job, bytes]:
