@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from statistics import median
+from statistics import mean, median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -103,11 +103,12 @@ def _rank(rank: int, store: str, job: str, twice: bool, asked: Any, answers: Any
     plans, settings = planned(profile, asked.batch, twice)
     systems = {name: _system(name, job, twice, plans.get(name), profile) for name in asked.systems}
     times: dict[str, list[float]] = {name: [] for name in systems}
+    idle: dict[str, list[float]] = {name: [] for name in systems}
     done = dict.fromkeys(systems, 0)
     for number in range(asked.rounds + 1):  # the first round warms up
         for name, system in systems.items():
             dist.barrier()
-            begun = time.perf_counter()
+            begun, waited_s = time.perf_counter(), system.waited_s
             for _ in range(asked.iterations):
                 now, following = (batch_of(done[name] + ahead, asked.batch, twice) for ahead in (0, 1))
                 system.step(now, following)
@@ -115,9 +116,15 @@ def _rank(rank: int, store: str, job: str, twice: bool, asked: Any, answers: Any
                 done[name] += 1
             dist.barrier()
             if number:
-                times[name].append((time.perf_counter() - begun) / asked.iterations)
+                taken_s = time.perf_counter() - begun
+                times[name].append(taken_s / asked.iterations)
+                if waited_s is not None and system.waited_s is not None:
+                    idle[name].append((system.waited_s - waited_s) / taken_s)
+    shares: list[Any] = [None] * RANKS
+    dist.all_gather_object(shares, idle)
     if rank == 0:
-        answers.put(figures_of(profile, plans, settings, times))
+        measured_idle = {name: mean(median(one[name]) for one in shares) for name in idle if idle[name]}
+        answers.put(figures_of(profile, plans, settings, times, measured_idle))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -155,7 +162,11 @@ def _system(name: str, job: str, twice: bool, plan: Plan | None, profile: Profil
 
 
 def figures_of(
-    profile: Profile, plans: dict[str, Plan], settings: PlanSettings, times: dict[str, list[float]]
+    profile: Profile,
+    plans: dict[str, Plan],
+    settings: PlanSettings,
+    times: dict[str, list[float]],
+    idle: dict[str, float],
 ) -> dict[str, Any]:
     """Return measured and predicted seconds, and how much of the possible gain the filling reaches."""
     from services.trainer.pipeline.baselines import ddp, fsdp
@@ -173,6 +184,8 @@ def figures_of(
         "all_s": times,
         "predicted_s": predicted,
         "error": {name: measured[name] / predicted[name] - 1 for name in measured},
+        "idle_share": idle,
+        "predicted_idle_share": {name: plan.bubble_share for name, plan in plans.items()},
         "perfect_filling_s": ideal_s,
         "frozen_share": profile.frozen_s(settings.batch / RANKS) / ddp(profile, settings).computed_s,
         "micro_batches": {name: plan.micro_batches for name, plan in plans.items()},
@@ -192,10 +205,17 @@ def print_job(name: str, found: dict[str, Any]) -> None:
     """Print one job's table."""
     print(f"\n{name}: frozen share {share(found['frozen_share'])}; goal: error within {share(GOAL_ERROR, 0)}\n")
     rows = [
-        [system, found["measured_s"][system], found["predicted_s"][system], share(found["error"][system], 1)]
+        [
+            system,
+            found["measured_s"][system],
+            found["predicted_s"][system],
+            share(found["error"][system], 1),
+            share(found["idle_share"].get(system), 1),
+            share(found["predicted_idle_share"].get(system), 1),
+        ]
         for system in found["measured_s"]
     ]
-    print(table(["system", "measured, s", "predicted, s", "error"], rows))
+    print(table(["system", "measured, s", "predicted, s", "error", "idle", "predicted"], rows))
     if "gain" in found:
         print(
             f"\nfilling gains {found['gain']:.3f}, {found['possible_gain']:.3f} is possible; "

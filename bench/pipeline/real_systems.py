@@ -24,6 +24,11 @@ class System(Protocol):
         """Drop the gradients."""
         ...
 
+    @property
+    def waited_s(self) -> float | None:
+        """Seconds in which this rank waited for the other ones, over all iterations; None where nothing counts them."""
+        ...
+
 
 class Pipelined:
     """A plan on the executor."""
@@ -33,6 +38,10 @@ class Pipelined:
 
     def step(self, batch: Images, upcoming: Images) -> float:
         return float(self._executor.step(batch, upcoming))
+
+    @property
+    def waited_s(self) -> float | None:
+        return float(self._executor.waited_s)
 
     def clear(self) -> None:
         for parameter in self._executor.parameters().values():
@@ -82,6 +91,10 @@ class DataParallel:
         loss = self._part.loss(self._model(state), fed.target)
         torch.autograd.backward(loss)
         return loss.item()
+
+    @property
+    def waited_s(self) -> float | None:
+        return None
 
     @torch.no_grad()
     def _encoded(self, rows: Images) -> State:

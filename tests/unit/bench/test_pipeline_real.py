@@ -20,7 +20,7 @@ def test_figures_compare_measured_with_predicted_times() -> None:
     assert set(plans) == set(pipeline_real.PIPELINES)
     assert plans["gpipe"].micro_batches == 4
     slower = {name: [1.05 * plan.seconds] * 3 for name, plan in plans.items()}
-    found = pipeline_real.figures_of(profile, plans, settings, slower)
+    found = pipeline_real.figures_of(profile, plans, settings, slower, {})
     assert all(error == pytest.approx(0.05) for error in found["error"].values())
     assert found["gain"] == pytest.approx(plans["unfilled"].seconds / plans["filled"].seconds)
     assert 0.5 < found["of_floor"] <= 1 + 1e-9

@@ -183,6 +183,11 @@ class PipelineExecutor:
         dist.all_reduce(squares)
         return math.sqrt(squares.item())
 
+    @property
+    def waited_s(self) -> float:
+        """Return the seconds in which this rank waited for other ranks, over all iterations: what bubbles left idle."""
+        return self._transport.waited_s + sum(one.waited_s for one in self._sums.values())
+
     def _twice(self, batch: Rows) -> bool:
         twice = bool(batch.second_pass) and all(one.self_conditioned for one in self._training.backbones)
         if twice and True not in self._iterations:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -16,6 +17,7 @@ class GradientSum:
     def __init__(self, parameters: Mapping[str, nn.Parameter], group: dist.ProcessGroup | None, ranks: int) -> None:
         """Sum over `ranks` ranks in `group`; None: this rank alone holds the stage."""
         self._parameters, self._group, self.ranks = list(parameters.values()), group, ranks
+        self.waited_s = 0.0
         self._summed: list[tuple[dist.Work, torch.Tensor, list[nn.Parameter]]] = []
 
     def begin(self) -> None:
@@ -35,7 +37,9 @@ class GradientSum:
     def finish(self) -> None:
         """Wait for the sums and write them into the gradients."""
         for work, flat, parameters in self._summed:
+            begun = time.perf_counter()
             work.wait()
+            self.waited_s += time.perf_counter() - begun
             sums = torch.split(flat, [one.numel() for one in parameters])
             for parameter, total in zip(parameters, sums, strict=True):
                 parameter.grad = total.view_as(parameter)

@@ -7,6 +7,7 @@ sender's program has them, and posts a few receives ahead, while it computes.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ class Transport:
         self._arrived: dict[Message, State] = {}
         self._sending: list[tuple[dist.Work, torch.Tensor]] = []
         self._sizes: tuple[Hashable, Hashable] = (None, None)
+        self.waited_s = 0.0
+        """Seconds in which this rank waited for messages, over all iterations; on a GPU those of its launches."""
         if member:
             self._connect()
 
@@ -109,7 +112,7 @@ class Transport:
             self._sending.append((work, buffer))
 
     def receive(self, message: Message) -> State:
-        """Wait for a message and return its state."""
+        """Wait for a message and return its state; `waited_s` counts the time."""
         while message not in self._arrived:
             self._take(message.source)
         return self._arrived.pop(message)
@@ -135,6 +138,7 @@ class Transport:
 
     def _take(self, source: int) -> None:
         """Wait for the next message of a sender, or for its header if its shapes are not known yet."""
+        begun = time.perf_counter()
         if not self._posted[source]:
             message = self._expected[source][0]
             header = torch.empty(HEADER_BYTES, dtype=torch.uint8, device=self._device)
@@ -144,6 +148,7 @@ class Transport:
             one = self._posted[source].popleft()
             one.work.wait()
             self._arrived[one.message] = unpacked(one.buffer, one.header, len(one.message.rows))
+        self.waited_s += time.perf_counter() - begun
         self._post(source)
 
     def finish(self) -> None:
@@ -151,7 +156,9 @@ class Transport:
         for source in self._expected:
             while self._expected[source] or self._posted[source]:
                 self._take(source)
+        begun = time.perf_counter()
         for work, _ in self._sending:
             work.wait()
+        self.waited_s += time.perf_counter() - begun
         self._sending.clear()
         self._arrived.clear()

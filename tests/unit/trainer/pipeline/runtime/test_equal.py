@@ -20,6 +20,7 @@ CLOSE = 1e-5
 FEW = 4
 """Iterations where four ranks share two processors."""
 UNFILLED = Case(fill=False)
+BUCKETS = Case(sizes=(8, 6))
 PARTIAL = Case("controlnet twice", batch=16, frozen_s=1.0, self_conditioning=0.5)
 BOTH_WAYS = Case("cascade")
 REPLICATED = Case("unet twice", ranks=4, batch=16, self_conditioning=0.5, iterations=FEW)
@@ -39,7 +40,7 @@ def pool() -> Iterator[RankPool]:
 
 @pytest.mark.parametrize(
     "case",
-    [UNFILLED, Case(), PARTIAL, BOTH_WAYS, MEASURED, LATE, REPLICATED, UNEQUAL, GROUPS, LONG],
+    [UNFILLED, BUCKETS, PARTIAL, BOTH_WAYS, MEASURED, LATE, REPLICATED, UNEQUAL, GROUPS, LONG],
     ids=[
         "1f1b",
         "filled",
@@ -77,7 +78,7 @@ def test_stages_of_one_device_are_bit_identical_to_accumulated_micro_batches(poo
 
 def test_the_cases_have_what_their_names_say() -> None:
     partial_sizes = set()
-    for case in (Case(), PARTIAL):
+    for case in (BUCKETS, PARTIAL):
         training = new_job(case)
         plan = plan_of(training, case, profile_of(training, case))
         for one in plan.iterations:

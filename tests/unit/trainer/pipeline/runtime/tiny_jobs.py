@@ -108,7 +108,7 @@ def tiny_vae() -> AutoencoderKL:
 
 def noised(batch: Samples, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return noisy latents, timesteps and the noise."""
-    noise = batch.drawn("noise", 4, SIDE, SIDE)
+    noise = batch.drawn("noise", 4, batch.size, batch.size)
     times = (batch.drawn("time").sigmoid() * 999).long()
     level = (times / 1000).view(-1, 1, 1, 1)
     return (1 - level) * latents + level * noise, times, noise
@@ -128,7 +128,7 @@ def feed(batch: Samples, encoded: Mapping[str, torch.Tensor], hint: bool = False
     state = {"sample": sample, "timestep": times, "encoder_hidden_states": encoded["states"]}
     state.update({name: one for name, one in encoded.items() if name.startswith("locked.")})
     if hint:
-        state["hint"] = batch.drawn("hint", 3, 8 * SIDE, 8 * SIDE)
+        state["hint"] = batch.drawn("hint", 3, 8 * batch.size, 8 * batch.size)
     return Fed(state, (noise, batch.whole))
 
 
@@ -142,7 +142,9 @@ def encoders() -> tuple[FrozenPart, ...]:
         module.requires_grad_(False)
     return (
         FrozenPart(clip_chain(text, "text", ids="ids", last="states"), lambda batch, _: {"ids": batch.ids()}),
-        FrozenPart(vae_chain(vae), lambda batch, _: {"pixels": batch.drawn("pixels", 3, 2 * SIDE, 2 * SIDE)}),
+        FrozenPart(
+            vae_chain(vae), lambda batch, _: {"pixels": batch.drawn("pixels", 3, 2 * batch.size, 2 * batch.size)}
+        ),
     )
 
 
@@ -218,13 +220,16 @@ class Case:
     """Plan with times that the ranks measure."""
     recompute: bool = False
     equal_replicas: bool = True
+    sizes: tuple[int, ...] = (SIDE,)
+    """Sides of the latents, in turns."""
     accumulate: int = 1
     """Iterations whose gradients add up before an update."""
 
 
 def batch_of(case: Case, iteration: int) -> Samples:
     twice = case.self_conditioning > 0 and iteration % 2 == 0
-    return Samples(iteration, 0, case.batch, case.batch, twice)
+    size = case.sizes[iteration % len(case.sizes)]
+    return Samples(iteration, 0, case.batch, case.batch, twice, size)
 
 
 def new_job(case: Case) -> Training:
