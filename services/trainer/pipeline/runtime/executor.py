@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ class PipelineExecutor:
         are drawn or the model is written keeps them, and calls `gather` before. Raises InvalidRequestError if the plan
         is for another number of ranks or other parts.
         """
-        _check(training, plan, profile)
+        check_plan(training, plan, profile, dist.get_world_size())
         self._training, self._plan = training, plan
         self._group, self._own = divmod(dist.get_rank(), plan.group)
         self._layout = Layout(plan.cut, plan.batch, plan.micro_batches)
@@ -236,17 +237,15 @@ class PipelineExecutor:
         return total.item()
 
 
-def _check(training: Training, plan: Plan, profile: Profile) -> None:
-    """Raise InvalidRequestError if the plan, the profile and the parts do not belong together."""
-    world = dist.get_world_size()
-    if world != plan.group * plan.groups:
-        raise InvalidRequestError("devices", f"the plan is for {plan.group * plan.groups} ranks", world)
-    for part, layers, stages in zip(training.backbones, plan.backbones, plan.cut.stages, strict=True):
-        if len(part.chain.layers) != len(layers.layers):
-            rule = f"the plan's backbone {layers.name} has {len(layers.layers)} layers, the model has"
-            raise InvalidRequestError("profile", rule, len(part.chain.layers))
-        del stages
-    for frozen, component in zip(training.frozen, profile.frozen, strict=True):
-        if len(frozen.chain.layers) != len(component.layers):
-            rule = f"component {component.name} has {len(component.layers)} layers, the model has"
-            raise InvalidRequestError("profile", rule, len(frozen.chain.layers))
+def check_plan(training: Training, plan: Plan, profile: Profile, ranks: int) -> None:
+    """Raise InvalidRequestError if the plan, the profile, the parts and the number of ranks do not belong together."""
+    if ranks != plan.group * plan.groups:
+        raise InvalidRequestError("devices", f"the plan is for {plan.group * plan.groups} ranks", ranks)
+    model = [(part.chain.name, len(part.chain.layers)) for part in training.backbones]
+    model += [(part.chain.name, len(part.chain.layers)) for part in training.frozen]
+    planned = [(part.name, len(part.layers)) for part in plan.backbones]
+    planned += [(part.name, len(part.layers)) for part in profile.frozen]
+    for (name, count), (wanted, wanted_count) in zip_longest(model, planned, fillvalue=("no further part", 0)):
+        if count != wanted_count:
+            rule = f"must be of this model: {wanted} has {wanted_count} layers, but {name} here has {count}"
+            raise InvalidRequestError("profile", rule)

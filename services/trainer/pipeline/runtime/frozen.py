@@ -100,7 +100,4 @@ def _gathered(parts: list[tuple[range, torch.Tensor]], rows: range) -> torch.Ten
         stop = min(held.stop, rows.stop)
         found.append(tensor[at - held.start : stop - held.start])
         at = stop
-    if len(found) == 1:
-        whole = len(found[0]) == len(next(tensor for held, tensor in parts if rows.start in held))
-        return next(tensor for held, tensor in parts if rows.start in held) if whole else found[0]
-    return torch.cat(found)
+    return found[0] if len(found) == 1 else torch.cat(found)

@@ -60,7 +60,8 @@ def measured_profile(
 
 
 def _frozen_inputs(training: Training, batch: Rows, part: FrozenPart, count: int) -> State:
-    given = part.feed(*_encoded(training, batch, count))
+    rows, encoded = _encoded(training, batch, count) if part.prepares else (batch.part(0, count), State())
+    given = part.feed(rows, encoded)
     return {name: given[name] for name in part.chain.inputs}
 
 
