@@ -67,7 +67,11 @@ def test_ranks_train_as_one_process_does(pool: RankPool, case: Case) -> None:
         assert len(rank.parameters) < len(alone.parameters) or case.job == "late", "each stage is on its own ranks"
 
 
-@pytest.mark.parametrize("case", [UNFILLED, replace(BOTH_WAYS, fill=False)], ids=["1f1b", "bidirectional"])
+@pytest.mark.parametrize(
+    "case",
+    [UNFILLED, replace(BOTH_WAYS, fill=False), replace(UNFILLED, mixed=True)],
+    ids=["1f1b", "bidirectional", "bfloat16"],
+)
 def test_stages_of_one_device_are_bit_identical_to_accumulated_micro_batches(pool: RankPool, case: Case) -> None:
     case = replace(case, iterations=FEW)
     found, alone = pool.run(case), run_alone(case, case.micro_batches)

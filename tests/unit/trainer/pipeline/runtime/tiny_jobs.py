@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -116,7 +117,7 @@ def noised(batch: Samples, latents: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
 def loss(prediction: torch.Tensor, target: Any) -> torch.Tensor:
     noise, whole = target
-    return F.mse_loss(prediction, noise, reduction="none").flatten(1).mean(dim=1).sum() / whole
+    return F.mse_loss(prediction.float(), noise, reduction="none").flatten(1).mean(dim=1).sum() / whole
 
 
 def estimate(prediction: torch.Tensor, target: Any) -> torch.Tensor:
@@ -219,6 +220,8 @@ class Case:
     measured: bool = False
     """Plan with times that the ranks measure."""
     recompute: bool = False
+    mixed: bool = False
+    """The backbone runs under autocast to bfloat16."""
     equal_replicas: bool = True
     sizes: tuple[int, ...] = (SIDE,)
     """Sides of the latents, in turns."""
@@ -303,7 +306,7 @@ def run_rank(rank: int, store: str, case: Case) -> Result:
             profile = measured_profile(training, batch_of(case, 0), (1, case.batch), device, repeats=1)
         executor = PipelineExecutor(
             training, plan_of(training, case, profile), profile, device=device, recompute=case.recompute,
-            release=rank > 0, timeout=TIMEOUT,
+            release=rank > 0, timeout=TIMEOUT, autocast=autocast_of(case),
         )  # fmt: skip
         losses, norms = [], []
         for iteration in range(case.iterations):
@@ -352,7 +355,7 @@ def run_alone(case: Case, micro_batches: int = 1) -> Result:
     for iteration in range(case.iterations):
         total, rows = 0.0, case.batch // micro_batches
         for start in range(0, case.batch, rows):
-            for found in losses_of(training, batch_of(case, iteration).part(start, start + rows)):
+            for found in losses_of(training, batch_of(case, iteration).part(start, start + rows), case):
                 torch.autograd.backward(found)
                 total += found.item()
         squares = [one.grad.square().sum().item() for one in parameters.values() if one.grad is not None]
@@ -361,15 +364,19 @@ def run_alone(case: Case, micro_batches: int = 1) -> Result:
         if (iteration + 1) % case.accumulate == 0:
             descend(parameters)
     with torch.no_grad():
-        evaluated = sum(one.item() for one in losses_of(training, ODD))
+        evaluated = sum(one.item() for one in losses_of(training, ODD, case))
     return Result(losses, norms, arrays(parameters), evaluated)
 
 
-def losses_of(training: Training, batch: Samples) -> Iterator[torch.Tensor]:
+def autocast_of(case: Case) -> torch.autocast | None:
+    return torch.autocast("cpu", torch.bfloat16) if case.mixed else None
+
+
+def losses_of(training: Training, batch: Samples, case: Case) -> Iterator[torch.Tensor]:
     """Yield the loss of each backbone."""
     encoded = encode(training, batch)
     for part in training.backbones:
-        yield whole_loss(part, batch, encoded)
+        yield whole_loss(part, batch, encoded, autocast_of(case))
 
 
 @torch.no_grad()
@@ -381,13 +388,15 @@ def encode(training: Training, batch: Samples) -> State:
     return encoded
 
 
-def whole_loss(part: TrainedPart, batch: Samples, encoded: State) -> torch.Tensor:
+def whole_loss(part: TrainedPart, batch: Samples, encoded: State, autocast: torch.autocast | None) -> torch.Tensor:
     fed = part.feed(batch, encoded)
     state = {name: one for name, one in fed.state.items() if name in part.chain.inputs}
     if part.self_conditioned:
         state["estimate"] = torch.zeros_like(fed.state["sample"])
         if batch.second_pass:
-            with torch.no_grad():
+            with torch.no_grad(), autocast or nullcontext():
                 assert part.estimate is not None
                 state["estimate"] = part.estimate(part.chain(state)["prediction"], fed.target)
-    return part.loss(part.chain(state)["prediction"], fed.target)
+    with autocast or nullcontext():
+        prediction = part.chain(state)["prediction"]
+    return part.loss(prediction, fed.target)
