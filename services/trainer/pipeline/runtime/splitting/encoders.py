@@ -1,4 +1,5 @@
-"""Frozen encoders as chains: CLIP text encoders of transformers and the encoder of diffusers' AutoencoderKL."""
+"""Frozen encoders as chains: CLIP text encoders of transformers, and the encoders of diffusers' AutoencoderKL and
+AutoencoderTiny."""
 
 from __future__ import annotations
 
@@ -67,22 +68,34 @@ def clip_chain(encoder: Any, name: str, *, ids: str, penultimate: str = "", last
     return Chain(name, tuple(layers), tuple(one for one in (penultimate, last, pooled) if one))
 
 
-def vae_chain(vae: Any, name: str = "vae", *, pixels: str = "pixels", moments: str = "moments") -> Chain:
-    """Return the encoder of an AutoencoderKL: pixels (B, 3, H, W) → mean and log-variance (B, 2C, h, w)."""
+def vae_chain(vae: Any, name: str = "vae", *, pixels: str = "pixels", latents: str = "latents") -> Chain:
+    """Return the encoder of a VAE: pixels (B, 3, H, W) → latents (B, C, h, w), not scaled.
+
+    Of an AutoencoderKL, whose encoder gives a distribution, these are the mode.
+    """
     encoder = vae.encoder
 
     def once(function: Callable[[torch.Tensor], torch.Tensor], module: nn.Module, path: str) -> Layer:
         return Layer(path, (HIDDEN,), (HIDDEN,), lambda state: {HIDDEN: function(state[HIDDEN])}, {path: module})
+
+    if isinstance(getattr(encoder, "layers", None), nn.Sequential):
+        first, *rest = encoder.layers
+        layers = [_into_hidden(lambda image: first(image.add(1).div(2)), first, "encoder.layers.0", pixels)]
+        layers += [once(one, one, f"encoder.layers.{at}") for at, one in enumerate(rest[:-1], 1)]
+        last = rest[-1]
+        path = f"encoder.layers.{len(rest)}"
+        layers.append(Layer(path, (HIDDEN,), (latents,), lambda state: {latents: last(state[HIDDEN])}, {path: last}))
+        return Chain(name, tuple(layers), (latents,))
 
     def resnet(one: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda hidden: one(hidden, temb=None)
 
     def finish(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         made = encoder.conv_out(encoder.conv_act(encoder.conv_norm_out(state[HIDDEN])))
-        return {moments: made if vae.quant_conv is None else vae.quant_conv(made)}
+        moments = made if vae.quant_conv is None else vae.quant_conv(made)
+        return {latents: moments.chunk(2, dim=1)[0]}
 
-    first = {"encoder.conv_in": encoder.conv_in}
-    layers = [Layer("conv_in", (pixels,), (HIDDEN,), lambda state: {HIDDEN: encoder.conv_in(state[pixels])}, first)]
+    layers = [_into_hidden(encoder.conv_in, encoder.conv_in, "encoder.conv_in", pixels)]
     for number, block in enumerate(encoder.down_blocks):
         for at, one in enumerate(block.resnets):
             layers.append(once(resnet(one), one, f"encoder.down_blocks.{number}.resnets.{at}"))
@@ -92,11 +105,15 @@ def vae_chain(vae: Any, name: str = "vae", *, pixels: str = "pixels", moments: s
         if at and (attends := encoder.mid_block.attentions[at - 1]) is not None:
             layers.append(once(resnet(attends), attends, f"encoder.mid_block.attentions.{at - 1}"))
         layers.append(once(resnet(one), one, f"encoder.mid_block.resnets.{at}"))
-    last: dict[str, nn.Module] = {"encoder.conv_norm_out": encoder.conv_norm_out, "encoder.conv_out": encoder.conv_out}
+    parts: dict[str, nn.Module] = {"encoder.conv_norm_out": encoder.conv_norm_out, "encoder.conv_out": encoder.conv_out}
     if vae.quant_conv is not None:
-        last["quant_conv"] = vae.quant_conv
-    layers.append(Layer("conv_out", (HIDDEN,), (moments,), finish, last))
-    return Chain(name, tuple(layers), (moments,))
+        parts["quant_conv"] = vae.quant_conv
+    layers.append(Layer("encoder.conv_out", (HIDDEN,), (latents,), finish, parts))
+    return Chain(name, tuple(layers), (latents,))
+
+
+def _into_hidden(function: Callable[[torch.Tensor], torch.Tensor], module: nn.Module, path: str, reads: str) -> Layer:
+    return Layer(path, (reads,), (HIDDEN,), lambda state: {HIDDEN: function(state[reads])}, {path: module})
 
 
 def whole(name: str, reads: tuple[str, ...], makes: tuple[str, ...], module: nn.Module, run: Any) -> Chain:
