@@ -1,0 +1,1 @@
+"""Fine-tune a diffusers checkpoint on captioned images: `afterimage train run`."""
