@@ -1,4 +1,4 @@
-"""`afterimage train plan` and `simulate`: predict pipeline-parallel training from a profile, without torch."""
+"""`afterimage train`: plan and simulate pipeline-parallel training without torch, and run fine-tuning."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from services.cli.display.words import wide
+from services.cli.training.run import run
 from services.cli.training.views import details, figures_of, systems_table
 from shared.domain.errors import InvalidRequestError
 
@@ -36,13 +37,17 @@ Beam = Annotated[
 app = typer.Typer(
     no_args_is_help=True,
     help=(
-        "Plan pipeline-parallel training whose idle times run the frozen encoders of the next iteration.\n\n"
-        "The plan is made from a profile: a JSON file with the seconds of each layer and the speed of the links. "
-        "The commands predict; nothing is trained and no weights are loaded.\n\n"
-        "[bold]Example[/bold]\n\n"
+        "Fine-tune a checkpoint on captioned images, and plan pipeline-parallel training.\n\n"
+        "A plan is made from a profile: a JSON file with the seconds of each layer and the speed of the links. "
+        "`plan` and `simulate` predict; they train nothing and load no weights.\n\n"
+        "[bold]Examples[/bold]\n\n"
+        "  afterimage train run photos.toml\n\n"
         "  afterimage train plan --profile profile.json --batch 256 --devices 8"
     ),
 )
+
+
+app.command("run")(run)
 
 
 @app.command("plan")

@@ -1,0 +1,52 @@
+"""`afterimage train run`: fine-tune a checkpoint, on one rank or on those that torchrun starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shared.domain.errors import AfterimageError
+
+Optional = typer.Option
+
+
+def run(
+    config: Annotated[Path, typer.Argument(help="Settings of the run (.toml).")],
+    iterations: Annotated[int | None, Optional(help="Iterations over the whole run, instead of the file's.")] = None,
+    out: Annotated[Path | None, Optional("--out", "-o", help="Folder of the run, instead of the file's.")] = None,
+    estimate: Annotated[
+        bool, Optional("--estimate", help="Print the estimate of time and memory, and do not train.")
+    ] = False,
+) -> None:
+    """Fine-tune a checkpoint on captioned images, and write a model that `afterimage up --large` serves.
+
+    A run that was stopped goes on from its last checkpoint when the same command is given again, with any number of
+    ranks. docs/training.md has the settings, and shows runs on several machines.
+
+    [bold]Examples[/bold]
+
+      afterimage train run photos.toml
+
+      torchrun --nproc-per-node 2 -m services train run photos.toml
+    """
+    given: dict[str, Any] = {"iterations": iterations, "out": out}
+    try:
+        from services.trainer.finetuning.settings import read_run_settings
+
+        settings = read_run_settings(config, {name: value for name, value in given.items() if value is not None})
+        from services.trainer.finetuning.run import train
+
+        train(settings, _say, estimate_only=estimate)
+    except AfterimageError as error:
+        if os.environ.get("RANK", "0") == "0":
+            raise
+        from services.cli.app import exit_code  # the first rank says what is wrong
+
+        raise typer.Exit(exit_code(error)) from error
+
+
+def _say(line: str) -> None:
+    typer.echo(line)

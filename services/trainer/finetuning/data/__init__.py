@@ -1,0 +1,1 @@
+"""Captioned images: their sources, sizes, order and pixels."""

@@ -1,0 +1,1 @@
+"""The trained checkpoint: its denoiser, its frozen encoders, its samples and its export."""

@@ -1,0 +1,1 @@
+"""The ranks of a run: their process group, and steppers over several of them."""

@@ -1,0 +1,121 @@
+"""The process group of a run: made by torchrun's variables, with a timeout that finds a rank that hangs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from shared.domain.errors import ConfigurationError, UnavailableError
+from shared.models.devices import chosen_device
+
+T = TypeVar("T")
+
+
+class RankLostError(UnavailableError):
+    """Another rank of the training run ended or did not answer in time.
+
+    Start the run again: it goes on from the last checkpoint. If the rank was only slow, raise `ranks.timeout_s`.
+    """
+
+
+@dataclass(frozen=True)
+class Place:
+    """This process among the ranks of a run."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank prints, writes the run's files and draws samples."""
+        return self.rank == 0
+
+
+def place_of(environment: Mapping[str, str]) -> Place:
+    """Return the place that torchrun's variables name; without them, the only rank.
+
+    Raises ConfigurationError for variables that are no numbers.
+    """
+    try:
+        rank, world, local = (
+            int(environment.get(name, default))
+            for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+        )
+    except ValueError as error:
+        raise ConfigurationError(f"RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers: {error}") from None
+    return Place(rank, world, local)
+
+
+def device_of(name: str, place: Place) -> torch.device:
+    """Return the device of a rank: the GPU of its local rank, or the CPU."""
+    chosen = chosen_device(name)
+    return torch.device(chosen_device(f"cuda:{place.local_rank}") if chosen == "cuda" else chosen)
+
+
+@contextmanager
+def joined(place: Place, device: torch.device, timeout_s: float) -> Iterator[None]:
+    """Join the process group while the block runs, if there are several ranks.
+
+    A collective call that lasts longer than `timeout_s` fails on gloo, and ends the process on NCCL. Failures of the
+    group become RankLostError.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if place.world == 1:
+        yield
+        return
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if os.environ.get("MASTER_ADDR") in ("127.0.0.1", "localhost"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        yield
+    except (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError) as error:
+        raise _lost(place, timeout_s, error) from error
+    except RuntimeError as error:
+        if not _of_gloo(error):
+            raise
+        raise _lost(place, timeout_s, error) from error
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def from_first(place: Place, value: T) -> T:
+    """Return the first rank's value on every rank."""
+    if place.world == 1:
+        return value
+    held: list[Any] = [value]
+    dist.broadcast_object_list(held, src=0, device=torch.device("cpu"))
+    found: T = held[0]
+    return found
+
+
+def gathered(place: Place, value: T) -> list[T]:
+    """Return the values of all ranks, in their order, on every rank."""
+    if place.world == 1:
+        return [value]
+    found: list[Any] = [None] * place.world
+    dist.all_gather_object(found, value)
+    return found
+
+
+def _of_gloo(error: RuntimeError) -> bool:
+    """Whether gloo raised an error: it has no class of its own."""
+    return any(word in str(error) for word in ("gloo", "Gloo", "Connection closed by peer", "Timed out waiting"))
+
+
+def _lost(place: Place, timeout_s: float, error: Exception) -> RankLostError:
+    said = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return RankLostError(
+        f"rank {place.rank}: another rank ended, or did not answer within ranks.timeout_s = {timeout_s:g} s; the run "
+        f"goes on from its last checkpoint when it is started again ({said[:200]})"
+    )

@@ -1,0 +1,121 @@
+"""The folder of a run: settings, metrics by iteration, and the loss plot."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from services.trainer.finetuning.settings import RunSettings
+from shared.domain.errors import ConfigurationError, StorageFullError
+
+TRAINING = "training"
+"""Folder inside `out` that holds everything but the fine-tuned model."""
+FIXED = (
+    "model", "batch", "seed", "self_conditioning", "lora", "data.path", "data.resolution", "data.longest_ratio",
+    "data.held_out", "data.dropout", "data.scenes",
+)  # fmt: skip
+"""Settings that a run keeps when it is started again: weights, data and order depend on them."""
+
+
+class RunFolder:
+    """Files of one run. The first rank writes them."""
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.folder = out, out / TRAINING
+        self.metrics = self.folder / "metrics.jsonl"
+        self.samples = self.folder / "samples"
+        self.checkpoints = self.folder / "checkpoints"
+
+    def begin(self, settings: RunSettings) -> None:
+        """Make the folder and write settings.json. Raises ConfigurationError if it holds a run with other settings."""
+        path = self.folder / "settings.json"
+        found = settings.model_dump(mode="json")
+        if path.exists():
+            before = json.loads(path.read_text(encoding="utf-8"))
+            if changed := [name for name in FIXED if _picked(before, name) != _picked(found, name)]:
+                raise ConfigurationError(
+                    f"out: {self.out} holds a run with another {changed[0]} ({_picked(before, changed[0])}); name "
+                    "another folder, or remove this one"
+                )
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _replace(path, json.dumps(found, indent=1) + "\n")
+        except OSError as error:
+            raise ConfigurationError(f"out: {self.folder} cannot be written: {error.strerror}") from error
+
+    def go_on(self, iterations: int) -> None:
+        """Drop the metrics of iterations that a killed run made after its last checkpoint: they are made again."""
+        rows = [row for row in self.rows() if row["iteration"] <= iterations]
+        _replace(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
+
+    def add(self, **row: Any) -> None:
+        """Add one row to metrics.jsonl."""
+        try:
+            with self.metrics.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise StorageFullError(f"{self.metrics} cannot be written: {error.strerror}") from error
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of metrics.jsonl; a last line that a kill cut short is left out."""
+        if not self.metrics.exists():
+            return []
+        found = []
+        for line in self.metrics.read_text(encoding="utf-8").splitlines():
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue
+        return found
+
+    def plot(self) -> None:
+        """Plot loss.png: the loss of each iteration, its moving average, and the validation loss."""
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot as plt
+
+        rows = self.rows()
+        losses = [(row["iteration"], row["loss"]) for row in rows if "loss" in row]
+        held_out = [(row["iteration"], row["validation_loss"]) for row in rows if "validation_loss" in row]
+        if not losses:
+            return
+        figure, axes = plt.subplots(figsize=(7, 3.6))
+        axes.plot(*zip(*losses, strict=True), alpha=0.25, linewidth=0.8, label="loss")
+        axes.plot(*zip(*_smoothed(losses), strict=True), label="loss, moving average")
+        if held_out:
+            axes.plot(*zip(*held_out, strict=True), marker="o", markersize=3, label="validation loss")
+        axes.set(xlabel="iteration", ylabel="loss")
+        axes.legend(fontsize=7)
+        axes.grid(alpha=0.3)
+        figure.tight_layout()
+        partial = self.folder / "loss.partial.png"
+        figure.savefig(partial, dpi=110)
+        plt.close(figure)
+        os.replace(partial, self.folder / "loss.png")
+
+
+def _picked(settings: dict[str, Any], name: str) -> Any:
+    """Return a setting by its name with dots."""
+    found: Any = settings
+    for key in name.split("."):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
+
+
+def _smoothed(losses: list[tuple[int, float]], span: float = 50.0) -> list[tuple[int, float]]:
+    """Return the exponential moving average over about `span` iterations, without its bias at the start."""
+    decay, mean, weight = 1 - 1 / span, 0.0, 0.0
+    found = []
+    for iteration, loss in losses:
+        mean, weight = decay * mean + (1 - decay) * loss, decay * weight + (1 - decay)
+        found.append((iteration, mean / weight))
+    return found
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
