@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -155,7 +155,9 @@ def _own_group(pid: int) -> None:
     os.setpgid(pid, pid)
 
 
-def _become(module: str, cwd: str, log: str, namespace: str, environment: Mapping[str, str]) -> NoReturn:
+def _become(
+    module: str, cwd: str, log: str, environment: Mapping[str, str], namespace: str = "", arguments: Sequence[str] = ()
+) -> NoReturn:
     _own_group(os.getpid())
     if namespace:
         _enter(namespace)
@@ -167,7 +169,7 @@ def _become(module: str, cwd: str, log: str, namespace: str, environment: Mappin
         os.close(opened)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = [module]
+    sys.argv = [module, *arguments]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0

@@ -18,18 +18,21 @@ from services.trainer.finetuning.loss import objective_of
 from services.trainer.finetuning.model.checkpoint import Base, find_base, load_base
 from services.trainer.finetuning.model.denoiser import CheckpointDenoiser
 from services.trainer.finetuning.model.encoders import CheckpointEncoders
-from services.trainer.finetuning.model.export import export_model
+from services.trainer.finetuning.model.export import export_model, write_adapter
 from services.trainer.finetuning.model.kept import KeptEncoders
 from services.trainer.finetuning.model.sampling import write_samples
 from services.trainer.finetuning.optimizing import Updates
+from services.trainer.finetuning.ranks.choice import chosen
 from services.trainer.finetuning.ranks.data_parallel import DataParallel
 from services.trainer.finetuning.ranks.group import Place, device_of, from_first, joined, place_of
 from services.trainer.finetuning.saving.checkpoints import Checkpoints
 from services.trainer.finetuning.saving.run_folder import RunFolder
 from services.trainer.finetuning.settings import RunSettings
 from services.trainer.finetuning.stepper import Encoders, SingleProcess, Stepper
-from shared.domain.errors import AfterimageError
+from shared.domain.errors import AfterimageError, ConfigurationError
 
+READING_S = 86_400.0
+"""Seconds that the other ranks wait while the first one fetches the checkpoint and reads every image once."""
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -59,8 +62,8 @@ def train(settings: RunSettings, say: Callable[[str], None], *, estimate_only: b
         source = _prepare(settings, folder, place, tell)
         model = _load(settings, folder, device)
         data = TrainingData(source, read_index(folder.folder), settings, model.base.card)
-        _describe(data, settings, model, place, device, tell)
-        stepper = _stepper(settings, model, place)
+        _describe(data, settings, model, device, tell)
+        stepper = _stepper(settings, model, folder, place, tell)
         fp16 = model.autocast is not None and model.autocast.fast_dtype == torch.float16
         updates = Updates(stepper.parameters(), settings, fp16)
 
@@ -101,7 +104,7 @@ def _prepare(settings: RunSettings, folder: RunFolder, place: Place, say: Callab
             make_index(source, folder.folder, say)
         except AfterimageError as error:
             wrong = error
-    said = from_first(place, None if wrong is None else str(wrong))
+    said = from_first(place, None if wrong is None else str(wrong), patience_s=READING_S)
     if wrong is not None:
         raise wrong
     if said is not None:
@@ -135,11 +138,21 @@ def _load(settings: RunSettings, folder: RunFolder, device: torch.device) -> _Mo
     return _Model(base, denoiser, encoders, autocast)
 
 
-def _stepper(settings: RunSettings, model: _Model, place: Place) -> Stepper:
+def _stepper(
+    settings: RunSettings, model: _Model, folder: RunFolder, place: Place, say: Callable[[str], None]
+) -> Stepper:
     objective = objective_of(model.base.scheduler_config, settings.optimizer.min_snr_gamma)
     parts = model.denoiser, model.encoders, objective
     if place.world == 1:
         return SingleProcess(*parts, micro_batch=settings.ranks.micro_batch, autocast=model.autocast)
+    choice = chosen(settings, place.world)
+    say(f"{place.world} ranks: {choice.why}")
+    if choice.plan is not None and place.leads:
+        folder.write("plan.json", choice.plan)
+    if choice.parallel == "pipeline":
+        if settings.ranks.parallel == "pipeline":
+            raise ConfigurationError("ranks.parallel: this version plans pipelines and runs data parallel; set data")
+        say("this version runs data parallel instead")
     return DataParallel(*parts, place, micro_batch=settings.ranks.micro_batch, autocast=model.autocast)
 
 
@@ -147,7 +160,6 @@ def _describe(
     data: TrainingData,
     settings: RunSettings,
     model: _Model,
-    place: Place,
     device: torch.device,
     say: Callable[[str], None],
 ) -> None:
@@ -155,8 +167,7 @@ def _describe(
     epoch = f"{data.batches_per_epoch:,} batches an epoch"
     say(f"{data.count:,} images ({shapes}), {data.held_out_count:,} held out; {epoch}")
     how = "all weights" if settings.lora is None else f"LoRA of rank {settings.lora.rank}"
-    ranks = "1 rank" if place.world == 1 else f"{place.world} ranks, data parallel"
-    say(f"{model.base.card.name}: {how}, on {device.type}, {ranks}")
+    say(f"{model.base.card.name}: {how}, on {device.type}")
 
 
 def _with_average(updates: Updates, work: Callable[[], None], *, back: bool = True) -> None:
@@ -181,6 +192,8 @@ def _sample(settings: RunSettings, model: _Model, data: TrainingData, folder: Ru
 def _export(settings: RunSettings, model: _Model, data: TrainingData, say: Callable[[str], None]) -> None:
     how = "fine-tuned" if settings.lora is None else f"fine-tuned (LoRA of rank {settings.lora.rank}, merged)"
     about = f"{model.base.card.name}, {how} on {data.count} images for {settings.iterations} iterations"
+    if settings.lora is not None and not settings.self_conditioning:  # adapters alone have no place for the wider input
+        write_adapter(model.base, model.denoiser, RunFolder(settings.out).folder / "adapter")
     card = export_model(model.base, model.denoiser, settings.out, about)
     say(f"wrote {settings.out}: model {card.name!r}, weights {card.weights_hash}")
     say(f"serve it:   afterimage up --large {_shell(settings)}")

@@ -105,7 +105,10 @@ class RanksSettings(_Table):
         0, ge=0, le=65_536, description="Images of one pass; gradients of several passes add up. 0: all at once."
     )
     timeout_s: float = Field(
-        1800.0, ge=1, le=86_400, description="Seconds after which a rank that does not answer ends the run."
+        1800.0,
+        ge=1,
+        le=86_400,
+        description="Seconds after which a rank that does not answer ends the run; samples must take less.",
     )
 
 

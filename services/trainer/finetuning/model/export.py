@@ -50,6 +50,14 @@ def export_model(base: Base, denoiser: CheckpointDenoiser, out: Path, about: str
     return card
 
 
+def write_adapter(base: Base, denoiser: CheckpointDenoiser, folder: Path) -> None:
+    """Write the adapters alone, as diffusers' `load_lora_weights` reads them."""
+    from peft import get_peft_model_state_dict
+
+    layers = {f"{base.denoiser_name}_lora_layers": get_peft_model_state_dict(denoiser.model)}
+    base.pipeline.save_lora_weights(folder, safe_serialization=True, **layers)
+
+
 def _card(base: ModelCard, out: Path, about: str) -> ModelCard:
     """Return the base's card under the folder's name, without what was measured on the base's weights."""
     return replace(base, name=out.resolve().name.lower(), path=str(out), about=about, auto_steps=(), k_table="")

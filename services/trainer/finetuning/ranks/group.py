@@ -89,12 +89,15 @@ def joined(place: Place, device: torch.device, timeout_s: float) -> Iterator[Non
             dist.destroy_process_group()
 
 
-def from_first(place: Place, value: T) -> T:
-    """Return the first rank's value on every rank."""
+def from_first(place: Place, value: T, *, patience_s: float = 0.0) -> T:
+    """Return the first rank's value on every rank; with patience, wait longer for it than the group's timeout."""
     if place.world == 1:
         return value
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=patience_s)) if patience_s else None
     held: list[Any] = [value]
-    dist.broadcast_object_list(held, src=0, device=torch.device("cpu"))
+    dist.broadcast_object_list(held, src=0, group=group, device=torch.device("cpu"))
+    if group is not None:
+        dist.destroy_process_group(group)
     found: T = held[0]
     return found
 

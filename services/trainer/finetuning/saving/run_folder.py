@@ -41,9 +41,13 @@ class RunFolder:
                 )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            _replace(path, json.dumps(found, indent=1) + "\n")
+            self.write(path.name, found)
         except OSError as error:
             raise ConfigurationError(f"out: {self.folder} cannot be written: {error.strerror}") from error
+
+    def write(self, name: str, content: Any) -> None:
+        """Write one JSON file."""
+        _replace(self.folder / name, json.dumps(content, indent=1) + "\n")
 
     def go_on(self, iterations: int) -> None:
         """Drop the metrics of iterations that a killed run made after its last checkpoint: they are made again."""
