@@ -54,9 +54,7 @@ class Loop:
             self.say(line)
         if progress is not None:
             self.done = int(progress["iterations"])
-            self.updates.loss_scale.load(progress["loss_scale"])
-            if self.updates.average is not None:
-                self.updates.average.updates = int(progress["average_updates"])
+            self.updates.restore(progress["updates"])
             self.say(f"goes on after iteration {self.done:,}, from {self.folder.checkpoints}")
         if self.place.leads:
             self.folder.go_on(self.done)
@@ -84,12 +82,7 @@ class Loop:
 
     def save(self) -> None:
         """Write a checkpoint."""
-        average = self.updates.average
-        progress = {
-            "iterations": self.done,
-            "loss_scale": self.updates.loss_scale.state(),
-            "average_updates": 0 if average is None else average.updates,
-        }
+        progress = {"iterations": self.done, "updates": self.updates.state()}
         self.checkpoints.save(self.done, self.updates.tensors(), progress)
 
     def _advance(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -104,6 +105,17 @@ class Updates:
             state = self._state_of(value)
             found |= {f"optimizer.{name}.{key}": state[key] for key in ("step", "exp_avg", "exp_avg_sq")}
         return found
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps beside the tensors."""
+        averaged = 0 if self.average is None else self.average.updates
+        return {"loss_scale": self.loss_scale.state(), "average_updates": averaged}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` returned."""
+        self.loss_scale.load(state["loss_scale"])
+        if self.average is not None:
+            self.average.updates = int(state["average_updates"])
 
     def _state_of(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
         """Return AdamW's state of a parameter; zeros, as AdamW makes them, before its first step."""

@@ -1,0 +1,196 @@
+"""Whole runs of `afterimage train run`: one rank, two ranks, kills, hangs, another number of ranks after them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from services.cli import app as cli
+from services.trainer.finetuning.saving.run_folder import RunFolder
+from shared.domain.errors import AfterimageError
+from shared.models.card_lookup import find_card
+from tests.forking import Fork, shared_parent
+
+LIMIT_S = 240.0
+"""Longest run of a test; it takes a few seconds alone on a core."""
+JOB = """
+model = "{base}"
+out = "out"
+iterations = {iterations}
+batch = 4
+self_conditioning = 0.5
+[data]
+path = "{photos}"
+resolution = 32
+[optimizer]
+rate = 1e-3
+warmup = 2
+[validation]
+every = 4
+samples_every = 8
+prompts = ["a square"]
+steps = 2
+[checkpoints]
+every = 2
+keep = 2
+[ranks]
+timeout_s = {timeout_s}
+"""
+
+
+class Run:
+    """A run in a folder of its own, started in processes that are forked."""
+
+    def __init__(self, folder: Path, base: Path, photos: Path, iterations: int = 8, timeout_s: float = 60) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder, self.files = folder, RunFolder(folder / "out")
+        self.job = folder / "job.toml"
+        self._keys = {"base": base, "photos": photos}
+        self.write(iterations, timeout_s)
+
+    def write(self, iterations: int = 8, timeout_s: float = 60) -> None:
+        self.job.write_text(JOB.format(**self._keys, iterations=iterations, timeout_s=timeout_s))
+
+    def start(self, world: int = 1) -> list[Fork]:
+        """Start the command on every rank, with the variables that torchrun sets."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        ranks = []
+        for rank in range(world):
+            log = self.folder / f"{rank}.log"
+            log.touch()
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_PORT": port}
+            environment = os.environ | {name: str(value) for name, value in place.items()}
+            environment |= {"MASTER_ADDR": "127.0.0.1", "AFTERIMAGE_DEVICE": "cpu"}
+            arguments = ["train", "run", str(self.job)]
+            how = {"cwd": str(self.folder), "log": str(log), "environment": environment, "arguments": arguments}
+            ranks.append(Fork(shared_parent(), "services", **how))
+        return ranks
+
+    def finish(self, world: int = 1) -> str:
+        """Run to the end and return what the first rank said."""
+        codes = [ended(one) for one in self.start(world)]
+        said = (self.folder / "0.log").read_text()
+        assert codes == [0] * world, said
+        return said
+
+    def losses(self) -> dict[int, float]:
+        return {row["iteration"]: row["loss"] for row in self.files.rows() if "loss" in row}
+
+    def reached(self, iteration: int) -> None:
+        until(lambda: max(self.losses(), default=0) >= iteration)
+
+
+def ended(one: Fork) -> int:
+    until(lambda: one.poll() is not None)
+    code = one.poll()
+    assert code is not None
+    return code
+
+
+def until(true: Callable[[], bool]) -> None:
+    limit = time.monotonic() + LIMIT_S
+    while not true():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def whole(base: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of one rank that nothing disturbed."""
+    run = Run(tmp_path_factory.mktemp("whole"), base, photos)
+    run.finish()
+    return run
+
+
+@pytest.fixture
+def disturbed(base: Path, photos: Path, tmp_path: Path) -> Run:
+    return Run(tmp_path / "run", base, photos)
+
+
+def test_a_run_writes_a_model_a_plot_samples_and_what_to_do_next(whole: Run, base: Path) -> None:
+    said = (whole.folder / "0.log").read_text()
+    out = whole.folder / "out"
+    for part in (
+        "11 images (32x32: ", "1 held out; ", "parameters are trained", "time: about ", "validation loss ",
+        f"wrote {out}: model 'out', weights ", f"afterimage up --large {out}", f"afterimage profile --model {out}",
+    ):  # fmt: skip
+        assert part in said
+    assert list(whole.losses()) == list(range(1, 9))
+    validation = [row for row in whole.files.rows() if "validation_loss" in row]
+    assert [row["iteration"] for row in validation] == [4, 8]
+    names = {str(path.relative_to(whole.files.folder)) for path in whole.files.folder.rglob("*")}
+    assert {"loss.png", "settings.json", "samples/00000008.png", "checkpoints/00000006", "checkpoints/00000008"} < names
+    card = find_card(str(out))
+    assert card.about == "large, fine-tuned on 11 images for 8 iterations"
+    assert card.weights_hash != find_card(str(base)).weights_hash
+
+
+def test_a_killed_run_goes_on_to_the_same_losses(whole: Run, disturbed: Run) -> None:
+    [one] = disturbed.start()
+    disturbed.reached(3)
+    os.kill(one.pid, signal.SIGKILL)
+    assert ended(one) == -signal.SIGKILL
+    said = disturbed.finish()
+    assert "goes on after iteration" in said
+    assert disturbed.losses() == whole.losses()
+    assert find_card(str(disturbed.folder / "out")).weights_hash == find_card(str(whole.folder / "out")).weights_hash
+
+
+def test_two_ranks_find_a_hanging_one_and_go_on_to_the_losses_of_one(whole: Run, disturbed: Run) -> None:
+    disturbed.write(iterations=8, timeout_s=3)
+    first, second = disturbed.start(world=2)
+    disturbed.reached(4)
+    os.kill(second.pid, signal.SIGSTOP)
+    try:
+        assert ended(first) == os.EX_UNAVAILABLE
+    finally:
+        os.kill(second.pid, signal.SIGKILL)
+    assert ended(second) == -signal.SIGKILL
+    assert "rank 0: another rank ended, or did not answer within ranks.timeout_s = 3 s" in first_line(disturbed)
+    newest = max(path for path in disturbed.files.checkpoints.iterdir() if path.name.isdigit())
+    file = next(newest.glob("*.distcp"))
+    file.write_bytes(file.read_bytes()[:-1])
+    said = disturbed.finish(world=2)
+    assert f"checkpoint {newest} is broken: " in said
+    assert "2 ranks: data parallel, since no profile is given" in said
+    assert disturbed.losses() == pytest.approx(whole.losses(), abs=1e-5)
+    disturbed.write(iterations=10)
+    assert "goes on after iteration 8" in disturbed.finish()  # on one rank
+    assert max(disturbed.losses()) == 10
+
+
+def first_line(run: Run) -> str:
+    return next(line for line in (run.folder / "0.log").read_text().splitlines() if line.startswith("afterimage: "))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("batch = 4", "batch = 5", r"out: \S+ holds a run with another batch \(4\)"),
+        ('[data]\npath = "', '[data]\npath = "/dev/..', r"another data\.path"),
+        ("resolution = 32", "resolution = 31", r"another data\.resolution"),
+    ],
+)
+def test_another_run_in_the_same_folder_is_refused(whole: Run, old: str, new: str, said: str) -> None:
+    (whole.folder / "other.toml").write_text(whole.job.read_text().replace(old, new))
+    with pytest.raises(AfterimageError, match=said):
+        CliRunner().invoke(cli.app, ["train", "run", str(whole.folder / "other.toml")], catch_exceptions=False)
+
+
+def test_an_estimate_does_not_train(whole: Run, tmp_path: Path) -> None:
+    arguments = ["train", "run", str(whole.job), "--out", str(tmp_path / "new"), "--iterations", "1000", "--estimate"]
+    said = CliRunner().invoke(cli.app, arguments, catch_exceptions=False).output
+    assert "memory of a rank: about " in said
+    assert "for 1,000 iterations of 4 images" in said
+    assert not (tmp_path / "new" / "training" / "metrics.jsonl").read_text()
+    assert json.loads((tmp_path / "new" / "training" / "settings.json").read_text())["iterations"] == 1000
