@@ -1,11 +1,11 @@
-"""The pages of docs/reference that are generated from the code: settings, commands, metrics, errors and messages."""
+"""The pages of docs/reference that are generated from the code: settings, commands, metrics, errors, messages."""
 
 from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
 
-from scripts.reference import commands, errors, messages, metrics, settings
+from scripts.reference import commands, errors, messages, metrics, settings, training
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 COMMAND = "python -m scripts.reference"
@@ -15,6 +15,7 @@ PAGES = {
     "metrics.md": metrics.page,
     "errors.md": errors.page,
     "messages.md": messages.page,
+    "training-settings.md": training.page,
 }
 
 

@@ -1,4 +1,4 @@
-"""Estimates before a run starts: memory by what it is for, and time from one trial iteration."""
+"""Estimates before a run starts: memory by what it is for, and time from a trial."""
 
 from __future__ import annotations
 
@@ -49,14 +49,18 @@ class Estimate:
 
 
 def estimated(stepper: Stepper, batch: Batch, upcoming: Batch, modules: Mapping[str, Any], ema: bool) -> Estimate:
-    """Run one trial iteration whose gradients are dropped, and return the estimate. All ranks call it."""
+    """Run two trial iterations whose gradients are dropped, and return the estimate. All ranks call it.
+
+    The first one warms up and counts memory; the second one is timed.
+    """
     parameters = stepper.parameters()
     count = sum(value.numel() for value in parameters.values())
     size = sum(value.numel() * value.element_size() for value in parameters.values())
     with _kept_for_backward() as kept:
-        began = time.monotonic()
         stepper.step(batch, upcoming)
-        seconds = time.monotonic() - began
+    began = time.monotonic()
+    stepper.step(upcoming)
+    seconds = time.monotonic() - began
     for value in parameters.values():
         value.grad = None
     weights = sum(_bytes(module) for module in modules.values())

@@ -197,7 +197,7 @@ def _export(settings: RunSettings, model: _Model, data: TrainingData, say: Calla
     card = export_model(model.base, model.denoiser, settings.out, about)
     say(f"wrote {settings.out}: model {card.name!r}, weights {card.weights_hash}")
     say(f"serve it:   afterimage up --large {_shell(settings)}")
-    say(f"measure it: afterimage profile --model {_shell(settings)}   (until then the cache takes the paper's table)")
+    say(f"measure it: afterimage profile --model {_shell(settings)}   (until then only exact repeats are reused)")
 
 
 def _shell(settings: RunSettings) -> str:

@@ -119,7 +119,7 @@ class RunSettings(_Table):
     out: Path = Field(description="Folder of the run and of the fine-tuned model.")
     iterations: int = Field(1000, ge=1, le=100_000_000, description="Iterations over the whole run.")
     batch: int = Field(8, ge=1, le=1_048_576, description="Images of one iteration, over all ranks.")
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of order, noise, timesteps, dropout and adapters.")
+    seed: int = Field(0, ge=0, le=4_294_967_295, description="Seed of order, noise, timesteps, dropout and adapters.")
     device: str = Field("auto", description="auto, cpu or cuda; each rank takes the GPU of its local rank.")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto", description="Number format of the passes. auto: bf16 on a GPU, fp32 on a CPU."

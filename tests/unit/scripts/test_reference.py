@@ -35,6 +35,11 @@ def test_every_setting_command_metric_error_and_message_has_its_place() -> None:
             "Sent by `cache_maintainer`, `gateway`, `gpu_worker`. Received by `gpu_worker` (one worker).",
             "Published by `cache_maintainer`. Received by `match_predictor`, `retriever`.",
         ),
+        "training-settings.md": (
+            "## [optimizer]",
+            "| `batch` | `8` | whole number, ≥ 1, ≤ 1048576 |",
+            "| `model` | required |",
+        ),
     }.items():
         text = reference.text_of(page)
         assert [name for name in names if name not in text] == []

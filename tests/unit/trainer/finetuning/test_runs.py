@@ -194,3 +194,20 @@ def test_an_estimate_does_not_train(whole: Run, tmp_path: Path) -> None:
     assert "for 1,000 iterations of 4 images" in said
     assert not (tmp_path / "new" / "training" / "metrics.jsonl").read_text()
     assert json.loads((tmp_path / "new" / "training" / "settings.json").read_text())["iterations"] == 1000
+
+
+def test_the_bundled_small_is_fine_tuned_with_its_card(photos: Path, tmp_path: Path) -> None:
+    job = tmp_path / "small.toml"
+    short = 'model = "bundled:small"\nout = "Tuned"\niterations = 2\nbatch = 2\n'
+    job.write_text(f'{short}[data]\npath = "{photos}"\nresolution = 64\n')
+    said = CliRunner().invoke(cli.app, ["train", "run", str(job)], catch_exceptions=False).output
+    assert "small: all weights, on cpu" in said
+    small, tuned = find_card("bundled:small"), find_card(str(tmp_path / "Tuned"))
+    assert (tuned.name, tuned.auto_steps, tuned.k_table) == ("tuned", (), "")
+    assert (tuned.guidance_max, tuned.sizes, tuned.scheduler_config) == (1, small.sizes, small.scheduler_config)
+    assert tuned.weights_hash != small.weights_hash
+    sizes = [
+        (folder / "unet" / "diffusion_pytorch_model.safetensors").stat().st_size
+        for folder in (small.folder, tuned.folder)
+    ]
+    assert sizes[0] == sizes[1]
