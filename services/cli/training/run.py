@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from shared.domain.errors import AfterimageError
+from shared.domain.errors import AfterimageError, UnavailableError
 
 Optional = typer.Option
 
@@ -33,19 +34,21 @@ def run(
       torchrun --nproc-per-node 2 -m services train run photos.toml
     """
     given: dict[str, Any] = {"iterations": iterations, "out": out}
-    try:
-        from services.trainer.finetuning.settings import read_run_settings
+    from services.cli.app import exit_code
+    from services.trainer.finetuning.settings import read_run_settings
 
+    try:
         settings = read_run_settings(config, {name: value for name, value in given.items() if value is not None})
         from services.trainer.finetuning.run import train
 
         train(settings, _say, estimate_only=estimate)
     except AfterimageError as error:
-        if os.environ.get("RANK", "0") == "0":
+        if os.environ.get("WORLD_SIZE", "1") == "1":
             raise
-        from services.cli.app import exit_code  # the first rank says what is wrong
-
-        raise typer.Exit(exit_code(error)) from error
+        if os.environ.get("RANK") == "0" or isinstance(error, UnavailableError):  # other errors are the same everywhere
+            sys.stderr.write(f"afterimage: {error}\n")
+            sys.stderr.flush()
+        os._exit(exit_code(error))  # at a usual exit, threads of the process group may wait for a lost rank
 
 
 def _say(line: str) -> None:

@@ -70,7 +70,7 @@ def estimated(stepper: Stepper, batch: Batch, upcoming: Batch, modules: Mapping[
 def _bytes(module: Any) -> int:
     if not isinstance(module, nn.Module):
         return 0
-    return sum(value.numel() * value.element_size() for value in module.parameters())
+    return sum(value.numel() * value.element_size() for value in module.parameters() if not value.is_meta)
 
 
 class _Kept:

@@ -118,14 +118,8 @@ class Loop:
         batches = self.data.validation()
         if not batches:
             return
-        average = self.updates.average
-        if average is not None:
-            average.swap()
-        try:
+        with self.updates.averaged():
             total = sum(self.stepper.evaluate(batch) * len(batch) for batch in batches)
-        finally:
-            if average is not None:
-                average.swap()
         loss = total / sum(map(len, batches))
         if self.place.leads:
             self.folder.add(iteration=self.done, validation_loss=loss)

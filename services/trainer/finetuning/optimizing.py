@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -62,7 +63,10 @@ class Updates:
         self.parameters, self._settings = parameters, settings
         own = settings.optimizer
         self.optimizer = torch.optim.AdamW(
-            list(parameters.values()), lr=settings.rate, betas=own.betas, weight_decay=own.weight_decay
+            [{"params": list(parameters.values())}],  # a rank without trainable layers has none
+            lr=settings.rate,
+            betas=own.betas,
+            weight_decay=own.weight_decay,
         )
         self.loss_scale = LossScale(fp16)
         self.skipped = 0
@@ -91,6 +95,18 @@ class Updates:
             self.skipped += 1
         self.optimizer.zero_grad()
         return accepted
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Have the averaged weights in the parameters while the block runs."""
+        if self.average is None:
+            yield
+            return
+        self.average.swap()
+        try:
+            yield
+        finally:
+            self.average.swap()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return everything that a checkpoint keeps, by names that do not depend on the rank; loading writes into it.

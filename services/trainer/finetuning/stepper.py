@@ -47,6 +47,13 @@ class Stepper(Protocol):
         """Return the norm of all gradients over all ranks, each parameter counted once; the same on every rank."""
         ...
 
+    def gather(self) -> None:
+        """Write the trained weights of all ranks into the first rank's model, for samples and the export.
+
+        All ranks call it.
+        """
+        ...
+
 
 class Encoders(Protocol):
     """Frozen encoders of a checkpoint."""
@@ -111,6 +118,9 @@ class SingleProcess:
 
     def gradient_norm(self) -> float:
         return norm_of(parameter.grad for parameter in self.parameters().values())
+
+    def gather(self) -> None:
+        """Do nothing: the model is here."""
 
     def _parts(self, batch: Batch) -> Iterable[Batch]:
         rows = self._micro_batch or len(batch)

@@ -24,7 +24,8 @@ class CheckpointEncoders:
             raise ModelError("vae/config.json: latents_mean and latents_std must be null")
         self._scale = float(config.scaling_factor)
         self._shift = float(getattr(config, "shift_factor", None) or 0.0)
-        self._sized = getattr(denoiser.config, "addition_embed_type", None) == "text_time"
+        self.sized = getattr(denoiser.config, "addition_embed_type", None) == "text_time"
+        """Whether the denoiser reads sizes and a pooled prompt embedding (SDXL)."""
         self._pooled = "pooled_projection_dim" in denoiser.config
 
     @torch.no_grad()
@@ -37,7 +38,10 @@ class CheckpointEncoders:
         """Return the scaled latents of images (B, 3, height, width) in −1…1: the mode of the VAE's distribution."""
         vae = self._pipeline.vae
         found = vae.encode(pixels.to(vae.device, vae.dtype))
-        latents = found.latent_dist.mode() if hasattr(found, "latent_dist") else found.latents
+        return self.scaled(found.latent_dist.mode() if hasattr(found, "latent_dist") else found.latents)
+
+    def scaled(self, latents: torch.Tensor) -> torch.Tensor:
+        """Return the VAE's own latents as the denoiser reads them, float32."""
         return (latents.float() - self._shift) * self._scale
 
     @torch.no_grad()
@@ -49,7 +53,7 @@ class CheckpointEncoders:
     def prompts(self, captions: Sequence[str]) -> dict[str, torch.Tensor]:
         """Return prompt embeddings (B, length, width) and, where the model reads them, pooled ones (B, width)."""
         device = self._pipeline.vae.device
-        if self._sized:
+        if self.sized:
             hidden, _, pooled, _ = self._pipeline.encode_prompt(
                 list(captions), device=device, do_classifier_free_guidance=False
             )
@@ -64,7 +68,7 @@ class CheckpointEncoders:
 
     def sizes(self, rows: Sequence[Row], size: Size) -> dict[str, torch.Tensor]:
         """Return SDXL's sizes (B, 6): original height and width, crop, target (Podell et al. 2023, §2.2)."""
-        if not self._sized:
+        if not self.sized:
             return {}
         said = [(row.original.height, row.original.width, *row.crop, size.height, size.width) for row in rows]
         return {"time_ids": torch.tensor(said, dtype=torch.float32, device=self._pipeline.vae.device)}

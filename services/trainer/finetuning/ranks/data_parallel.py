@@ -78,6 +78,9 @@ class DataParallel:
     def gradient_norm(self) -> float:
         return self._own.gradient_norm()  # every rank holds all gradients
 
+    def gather(self) -> None:
+        """Do nothing: every rank holds the model."""
+
     def _part(self, batch: Batch) -> Batch:
         rank, world = self._place.rank, self._place.world
         return batch.part(rank * len(batch) // world, (rank + 1) * len(batch) // world)

@@ -65,7 +65,7 @@ def joined(place: Place, device: torch.device, timeout_s: float) -> Iterator[Non
     """Join the process group while the block runs, if there are several ranks.
 
     A collective call that lasts longer than `timeout_s` fails on gloo, and ends the process on NCCL. Failures of the
-    group become RankLostError.
+    group become RankLostError; its threads then still wait for the lost rank, so end the process with `os._exit`.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -78,15 +78,13 @@ def joined(place: Place, device: torch.device, timeout_s: float) -> Iterator[Non
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
         yield
+        dist.destroy_process_group()
     except (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError) as error:
         raise _lost(place, timeout_s, error) from error
     except RuntimeError as error:
         if not _of_gloo(error):
             raise
         raise _lost(place, timeout_s, error) from error
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
 def from_first(place: Place, value: T, *, patience_s: float = 0.0) -> T:

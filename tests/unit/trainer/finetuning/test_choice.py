@@ -9,43 +9,44 @@ import pytest
 from services.trainer.finetuning.ranks.choice import chosen
 from services.trainer.finetuning.ranks.group import Place, place_of
 from services.trainer.finetuning.settings import RunSettings
-from services.trainer.pipeline.costs.profile_file import write_profile
+from services.trainer.pipeline.costs.profile import AllReduce, Profile
 from services.trainer.pipeline.costs.uniform import uniform_profile
 from shared.domain.errors import ConfigurationError
 from tests.unit.trainer.finetuning.conftest import settings_of
 
 
 @pytest.fixture
-def profile(tmp_path: Path) -> Path:
+def profile() -> Profile:
     """Equal layers with free transfers, so that a pipeline only loses."""
-    write_profile(uniform_profile(0.9, 4, 64), tmp_path / "p.json")
-    return tmp_path / "p.json"
+    return uniform_profile(0.9, 4, 64)
 
 
 def job(tmp_path: Path, **ranks: object) -> RunSettings:
     return settings_of(tmp_path, tmp_path, tmp_path, batch=32, ranks=ranks)
 
 
-def test_auto_takes_the_planners_verdict(profile: Path, tmp_path: Path) -> None:
-    found = chosen(job(tmp_path, profile=profile), 4)
-    assert found.parallel == "data"
+def test_auto_takes_the_planners_verdict(profile: Profile, tmp_path: Path) -> None:
+    found = chosen(job(tmp_path), 4, profile)
+    assert found.plan is None
     assert found.why.startswith("A pipeline is not worth it: ")
+    assert found.report is not None
+    assert {row["name"] for row in found.report["systems"]} >= {"DiffusionPipe", "DDP"}
+    slow = profile.model_copy(update={"all_reduce": (AllReduce(devices=4, bandwidth_bytes_per_s=1, latency_s=9),)})
+    assert chosen(job(tmp_path), 4, slow).plan is not None  # gradients of all layers cost more than bubbles
+
+
+def test_a_pipeline_is_run_where_it_is_asked_for_and_fits(profile: Profile, tmp_path: Path) -> None:
+    asked = job(tmp_path, parallel="pipeline")
+    found = chosen(asked, 4, profile)
     assert found.plan is not None
-    assert {row["name"] for row in found.plan["systems"]} >= {"DiffusionPipe", "DDP"}
-    assert chosen(job(tmp_path, profile=profile, parallel="pipeline"), 4).parallel == "pipeline"
-
-
-def test_without_a_profile_ranks_are_data_parallel(tmp_path: Path) -> None:
-    assert chosen(job(tmp_path), 4).why == "data parallel, since no profile is given"
-    assert chosen(job(tmp_path, parallel="data"), 4).parallel == "data"
-    assert chosen(job(tmp_path, parallel="pipeline"), 1).why == "one rank"
-    with pytest.raises(ConfigurationError, match=r"ranks\.profile: parallel = pipeline needs a profile"):
-        chosen(job(tmp_path, parallel="pipeline"), 2)
-
-
-def test_a_pipeline_that_does_not_fit_is_refused(profile: Path, tmp_path: Path) -> None:
+    assert found.why.startswith("a pipeline with S = ")
     with pytest.raises(ConfigurationError, match=r"ranks\.parallel: no pipeline fits 31 ranks and batch 32"):
-        chosen(job(tmp_path, profile=profile, parallel="pipeline"), 31)
+        chosen(asked, 31, profile)
+
+
+def test_without_a_profile_ranks_are_data_parallel(profile: Profile, tmp_path: Path) -> None:
+    assert chosen(job(tmp_path), 4, None).why == "data parallel, since no profile is given"
+    assert chosen(job(tmp_path, parallel="data"), 4, profile).plan is None
 
 
 def test_torchruns_variables_name_the_place() -> None:
