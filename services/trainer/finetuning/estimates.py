@@ -42,7 +42,7 @@ class Estimate:
         return [
             f"memory of a rank: about {said(self.bytes)}: weights {said(self.weights_bytes)}, gradients, optimizer and "
             f"average {said(self.training_bytes)}, activations {said(self.activations_bytes)}; "
-            f"{self.trained:,} parameters are trained",
+            f"{self.trained:,} parameters are trained on it",
             f"time: about {seconds} for {left:,} iterations of {settings.batch} images, {self.iteration_s:.3g} s each, "
             "without samples and checkpoints",
         ]
