@@ -46,7 +46,7 @@ def train(settings: RunSettings, say: Callable[[str], None], *, estimate_only: b
         model = load(settings, device, folder.folder / "encoded")
         data = TrainingData(source, read_index(folder.folder), settings, model.base.card)
         _describe(data, settings, model, tell)
-        stepper = new_stepper(settings, model, folder, place, tell)
+        stepper = new_stepper(settings, model, data.batch(0), folder, place, tell)
         updates = Updates(stepper.parameters(), settings, fp16=model.dtype == torch.float16)
 
         def on_first(work: Callable[[], None]) -> None:

@@ -98,9 +98,11 @@ class RanksSettings(_Table):
     """How several ranks share an iteration."""
 
     parallel: Literal["auto", "data", "pipeline"] = Field(
-        "auto", description="data, pipeline, or what the planner predicts to be faster from `profile`."
+        "auto", description="data, pipeline, or what the planner predicts to be faster from `profile` (none: data)."
     )
-    profile: Path | None = Field(None, description="Profile of the model and the cluster, for the planner.")
+    profile: Path | None = Field(
+        None, description="Profile of the model and the cluster, for the planner. A pipeline without one is measured."
+    )
     micro_batch: int = Field(
         0, ge=0, le=65_536, description="Images of one pass; gradients of several passes add up. 0: all at once."
     )

@@ -1,38 +1,82 @@
-"""Make the stepper of a run: one process, or several ranks as the settings or the planner say."""
+"""Make the stepper of a run: one process, data parallel, or the pipeline that the planner found."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from services.trainer.finetuning.batches import Batch
 from services.trainer.finetuning.model.loaded import Loaded
-from services.trainer.finetuning.ranks.choice import chosen
+from services.trainer.finetuning.ranks.choice import Choice, chosen
 from services.trainer.finetuning.ranks.data_parallel import DataParallel
-from services.trainer.finetuning.ranks.group import Place
+from services.trainer.finetuning.ranks.group import Place, from_first
 from services.trainer.finetuning.saving.run_folder import RunFolder
 from services.trainer.finetuning.settings import RunSettings
 from services.trainer.finetuning.stepper import SingleProcess, Stepper
-from services.trainer.pipeline.costs.profile_file import read_profile
-from shared.domain.errors import ConfigurationError
+from services.trainer.pipeline.costs.profile import Profile
+from services.trainer.pipeline.costs.profile_file import read_profile, write_profile
 
-PLAN = "plan.json"
+PROFILE, PLAN = "profile.json", "plan.json"
 
 
 def new_stepper(
-    settings: RunSettings, model: Loaded, folder: RunFolder, place: Place, say: Callable[[str], None]
+    settings: RunSettings, model: Loaded, batch: Batch, folder: RunFolder, place: Place, say: Callable[[str], None]
 ) -> Stepper:
-    """Return the stepper of a run; all ranks call it. Raises ConfigurationError for a pipeline, which is not run."""
+    """Return the stepper that the settings or the planner choose; all ranks call it.
+
+    batch: one of the run's, on whose first rows a pipeline's layers are measured where no profile is given.
+    """
     parts = model.denoiser, model.encoders, model.objective
     micro_batch = settings.ranks.micro_batch
     if place.world == 1:
         return SingleProcess(*parts, micro_batch=micro_batch, autocast=model.autocast)
-    ranks = settings.ranks
-    profile = None if ranks.profile is None or ranks.parallel == "data" else read_profile(ranks.profile)
+    profile = _profile(settings, model, batch, folder, place, say)
     choice = chosen(settings, place.world, profile)
     say(f"{place.world} ranks: {choice.why}")
     if choice.report is not None and place.leads:
         folder.write(PLAN, choice.report)
-    if ranks.parallel == "pipeline":
-        raise ConfigurationError("ranks.parallel: this version plans pipelines and runs data parallel; set data")
-    if choice.plan is not None:
-        say("this version runs data parallel instead")
-    return DataParallel(*parts, place, micro_batch=micro_batch, autocast=model.autocast)
+    if choice.plan is None or profile is None:
+        return DataParallel(*parts, place, micro_batch=micro_batch, autocast=model.autocast)
+    return _pipeline(model, choice, profile, place)
+
+
+def _profile(
+    settings: RunSettings, model: Loaded, batch: Batch, folder: RunFolder, place: Place, say: Callable[[str], None]
+) -> Profile | None:
+    """Return the profile that the settings name; for a pipeline without one, that of this model on these ranks."""
+    ranks = settings.ranks
+    if ranks.parallel == "data":
+        return None
+    path = folder.folder / PROFILE
+    if ranks.profile is not None:
+        found = read_profile(ranks.profile)
+    elif ranks.parallel == "auto":
+        return None
+    elif from_first(place, path.exists()):  # of an earlier start
+        found = read_profile(path)
+    else:
+        found = _measured(settings, model, batch, say)
+        if place.leads:
+            write_profile(found, path)
+    return found.model_copy(update={"frozen": ()}) if settings.data.keep_encoded else found
+
+
+def _measured(settings: RunSettings, model: Loaded, batch: Batch, say: Callable[[str], None]) -> Profile:
+    from services.trainer.finetuning.ranks.pipeline import new_training
+    from services.trainer.pipeline.runtime.profiling import measured_profile
+
+    say("measuring the layers on all ranks, for the planner")
+    training = new_training(model)
+    sizes = sorted({1, max(len(batch) // 2, 1), len(batch)})
+    source = f"measured on {model.device.type} for {settings.out.name}"
+    return measured_profile(training, batch, sizes, model.device, autocast=model.autocast, source=source)
+
+
+def _pipeline(model: Loaded, choice: Choice, profile: Profile, place: Place) -> Stepper:
+    from services.trainer.finetuning.ranks.pipeline import new_training
+    from services.trainer.pipeline.runtime.executor import PipelineExecutor
+
+    assert choice.plan is not None, "asked for where there is a plan"
+    training = new_training(model)
+    return PipelineExecutor(
+        training, choice.plan, profile, device=model.device, autocast=model.autocast, release=not place.leads
+    )

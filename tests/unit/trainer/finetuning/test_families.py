@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from services.trainer.finetuning.model.denoiser import CheckpointDenoiser
 from services.trainer.finetuning.model.encoders import CheckpointEncoders
 from services.trainer.finetuning.model.export import export_model, write_adapter
 from services.trainer.finetuning.model.kept import KeptEncoders
+from services.trainer.finetuning.model.loaded import Loaded
+from services.trainer.finetuning.ranks.pipeline import new_training
 from services.trainer.finetuning.settings import LoraSettings
-from services.trainer.finetuning.stepper import SingleProcess
+from services.trainer.finetuning.stepper import Encoders, SingleProcess
 from shared.domain.errors import ModelError
 from shared.domain.types import Size
 from shared.models.card_lookup import find_card
@@ -62,6 +65,38 @@ def test_micro_batches_have_the_loss_and_the_gradients_of_the_whole(folders: dic
         if value.grad is not None:
             assert torch.allclose(value.grad, gradients[name], atol=1e-5), name
     assert norm > 0
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("family", ["sd", "sdxl", "sd3"])
+def test_the_parts_of_a_pipeline_have_the_loss_of_the_whole(
+    folders: dict[str, Path], family: str, kept: bool, tmp_path: Path
+) -> None:
+    base = load_base(str(folders[family]))
+    denoiser = CheckpointDenoiser(base.denoiser, self_conditioned=True)
+    with torch.no_grad():
+        next(iter(denoiser.trainable().values())).add_(0.01)
+    encoders: Encoders = CheckpointEncoders(base.pipeline, base.denoiser)
+    objective, twice = objective_of(base.scheduler_config), replace(batch(1, 2, 3), second_pass=True)
+    expected = SingleProcess(denoiser, encoders, objective).evaluate(twice)
+    if kept:
+        encoders = KeptEncoders(CheckpointEncoders(base.pipeline, base.denoiser), tmp_path, torch.device("cpu"))
+    training = new_training(Loaded(base, denoiser, encoders, objective, torch.device("cpu"), torch.float32))
+    assert bool(training.frozen) != kept
+    encoded: dict[str, torch.Tensor] = {}
+    with torch.no_grad():
+        for part in training.frozen:
+            given = part.feed(twice, encoded)
+            encoded |= part.chain({name: given[name] for name in part.chain.inputs})
+        [trained] = training.backbones
+        fed = trained.feed(twice, encoded)
+        state = {name: value for name, value in fed.state.items() if name in trained.chain.inputs}
+        assert trained.estimate is not None
+        first = trained.chain(state | {"estimate": torch.zeros_like(fed.state["sample"])})["prediction"]
+        second = trained.chain(state | {"estimate": trained.estimate(first, fed.target)})["prediction"]
+    assert float(trained.loss(second, fed.target)) == pytest.approx(expected, rel=1e-5)
+    names = {name for layer in trained.chain.layers for name in layer.parameters()}
+    assert set(denoiser.trainable()) <= names
 
 
 def test_the_prediction_of_sdxl_is_that_of_its_pipeline(folders: dict[str, Path]) -> None:

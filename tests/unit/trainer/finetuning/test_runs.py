@@ -11,9 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch.nn.utils import parameters_to_vector
 from typer.testing import CliRunner
 
 from services.cli import app as cli
+from services.trainer.finetuning.model.checkpoint import load_base
 from services.trainer.finetuning.saving.run_folder import RunFolder
 from shared.domain.errors import AfterimageError
 from shared.models.card_lookup import find_card
@@ -167,6 +169,20 @@ def test_two_ranks_find_a_hanging_one_and_go_on_to_the_losses_of_one(whole: Run,
     disturbed.write(iterations=10)
     assert "goes on after iteration 8" in disturbed.finish()  # on one rank
     assert max(disturbed.losses()) == 10
+
+
+def test_a_pipeline_of_two_ranks_has_the_losses_of_one(whole: Run, disturbed: Run, base: Path) -> None:
+    disturbed.job.write_text(disturbed.job.read_text() + 'parallel = "pipeline"\n')
+    said = disturbed.finish(world=2)
+    assert "2 ranks: a pipeline with S = 2, " in said
+    assert disturbed.losses() == pytest.approx(whole.losses(), abs=1e-5)
+    names = {path.name for path in disturbed.files.folder.iterdir()}
+    assert {"profile.json", "plan.json", "loss.png", "samples"} < names
+    folders = (disturbed.folder / "out", whole.folder / "out", base)
+    tuned, other, before = (load_base(str(folder)).denoiser for folder in folders)
+    for part in ("conv_in", "mid_block", "conv_out"):  # of the first rank and of the second
+        ours, theirs, start = (parameters_to_vector(getattr(one, part).parameters()) for one in (tuned, other, before))
+        assert (ours - theirs).norm() < 0.1 * (theirs - start).norm(), part  # AdamW amplifies rounding
 
 
 def first_line(run: Run) -> str:
