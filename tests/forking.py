@@ -135,9 +135,8 @@ def main() -> None:
         elif answer := os.fork():
             _own_group(answer)
         else:
-            return _become(**asked)
+            _become(**asked)
         print(json.dumps(answer), flush=True)  # noqa: T201
-    return None
 
 
 def _code(pid: int, codes: dict[int, int]) -> int | None:
