@@ -7,6 +7,7 @@ import importlib.util
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,14 @@ def _module_fault(module: str, rest: list[str]) -> str:
     )
 
 
+@cache
+def _afterimage() -> Any:
+    """The tree of commands; making it takes a tenth of a second."""
+    return typer.main.get_command(app)
+
+
 def _command_fault(rest: list[str]) -> str:
-    command: Any = typer.main.get_command(app)
+    command = _afterimage()
     while rest and (commands := getattr(command, "commands", None)) is not None and not rest[0].startswith("-"):
         if rest[0] not in commands:
             return f"no command {rest[0]!r}"

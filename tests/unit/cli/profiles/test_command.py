@@ -54,7 +54,11 @@ def test_a_record_becomes_a_row_of_algorithm_2() -> None:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tiny.build(tmp_path_factory.mktemp("models"), seed=1)  # its encoder scores pictures above nothing
-    return tiny.build(folder, seed=5, name="small", clip=False)
+    tiny.build(folder, seed=5, name="small", clip=False)
+    for name in ("large", "small"):  # a profile generates hundreds of images of the default size
+        card = folder / name / "card.json"
+        card.write_text(json.dumps(json.loads(card.read_text()) | {"default_size": {"width": 32, "height": 32}}))
+    return folder
 
 
 def profile(models: Path, tmp_path: Path, *more: str) -> Any:
@@ -112,7 +116,7 @@ async def test_a_profile_is_measured_resumed_and_stored(
     assert not re.search(r"(src|href)=.?(http|/)", page)
     latency = json.loads((tmp_path / "profile" / "latency.json").read_text())
     assert latency["step_s"]["1"] > 0
-    assert (latency["size"], latency["device"]) == ("64x64", "cpu")
+    assert (latency["size"], latency["device"]) == ("32x32", "cpu")
     catalog = await open_catalog(f"sqlite+aiosqlite:///{tmp_path}/data/catalog.sqlite3")
     stored = await catalog.profiles.get("k_table_0.5", "large", table.weights_hash)
     assert await catalog.profiles.get("latency", "large", table.weights_hash) == latency
@@ -159,7 +163,7 @@ async def test_codecs_are_chosen_for_each_k_and_t_and_stored(models: Path, tmp_p
     for level in choice.levels:  # two pairs prove nothing, so every smaller codec broke a bound
         assert (level.codec, level.pairs) == ("fp16", 2)
         assert set(level.why_not) == set(SMALLEST_FIRST) - set(OF_CLIPS)
-        assert level.bytes == len(encode_state(np.zeros((4, 16, 16), np.float32), "fp16"))
+        assert level.bytes == len(encode_state(np.zeros((4, 8, 8), np.float32), "fp16"))
     (records,) = (tmp_path / "profile").glob("codecs-*.jsonl")
     lines = records.read_text().splitlines(keepends=True)
     records.write_text("".join(lines[:20]) + lines[20][:9])  # killed within a line
