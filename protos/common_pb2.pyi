@@ -192,7 +192,7 @@ class Candidate(_message.Message):
     def __init__(self, entry_id: _Optional[str] = ..., kind: _Optional[str] = ..., similarity: _Optional[float] = ..., wished_step: _Optional[int] = ..., start_step: _Optional[int] = ..., prompt: _Optional[str] = ..., chosen: bool = ..., reason: _Optional[str] = ..., model: _Optional[str] = ..., relation: _Optional[str] = ..., steps: _Optional[int] = ..., background_id: _Optional[str] = ..., background_prompt: _Optional[str] = ..., object_similarity: _Optional[float] = ..., background_similarity: _Optional[float] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("source", "model", "start_step", "entry_id", "state_key", "similarity", "capture_steps", "may_run", "fresh_noise", "noise_seed", "weights_hash", "candidates", "reason", "degraded", "predicted_hit", "looked_up", "found", "sampled", "state_sha256", "state_codec", "miss_model", "fallback", "relation", "root", "sources", "miss_steps", "miss_prompted_from", "lead", "parts", "background_root", "step_reuse")
+    __slots__ = ("source", "model", "start_step", "entry_id", "state_key", "similarity", "capture_steps", "may_run", "fresh_noise", "noise_seed", "weights_hash", "candidates", "reason", "degraded", "predicted_hit", "looked_up", "found", "sampled", "state_sha256", "state_codec", "miss_model", "fallback", "relation", "root", "sources", "miss_steps", "miss_prompted_from", "lead", "parts", "background_root", "step_reuse", "for_deadline", "soonest")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     START_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -224,6 +224,8 @@ class Plan(_message.Message):
     PARTS_FIELD_NUMBER: _ClassVar[int]
     BACKGROUND_ROOT_FIELD_NUMBER: _ClassVar[int]
     STEP_REUSE_FIELD_NUMBER: _ClassVar[int]
+    FOR_DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    SOONEST_FIELD_NUMBER: _ClassVar[int]
     source: PlanSource
     model: str
     start_step: int
@@ -255,7 +257,19 @@ class Plan(_message.Message):
     parts: PromptParts
     background_root: str
     step_reuse: str
-    def __init__(self, source: _Optional[_Union[PlanSource, str]] = ..., model: _Optional[str] = ..., start_step: _Optional[int] = ..., entry_id: _Optional[str] = ..., state_key: _Optional[str] = ..., similarity: _Optional[float] = ..., capture_steps: _Optional[_Iterable[int]] = ..., may_run: _Optional[_Iterable[_Union[ModelPlan, _Mapping]]] = ..., fresh_noise: _Optional[float] = ..., noise_seed: _Optional[int] = ..., weights_hash: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., reason: _Optional[str] = ..., degraded: _Optional[_Iterable[str]] = ..., predicted_hit: bool = ..., looked_up: bool = ..., found: bool = ..., sampled: bool = ..., state_sha256: _Optional[str] = ..., state_codec: _Optional[str] = ..., miss_model: _Optional[str] = ..., fallback: _Optional[_Union[Plan, _Mapping]] = ..., relation: _Optional[str] = ..., root: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., miss_steps: _Optional[int] = ..., miss_prompted_from: _Optional[int] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., parts: _Optional[_Union[PromptParts, _Mapping]] = ..., background_root: _Optional[str] = ..., step_reuse: _Optional[str] = ...) -> None: ...
+    for_deadline: str
+    soonest: Soonest
+    def __init__(self, source: _Optional[_Union[PlanSource, str]] = ..., model: _Optional[str] = ..., start_step: _Optional[int] = ..., entry_id: _Optional[str] = ..., state_key: _Optional[str] = ..., similarity: _Optional[float] = ..., capture_steps: _Optional[_Iterable[int]] = ..., may_run: _Optional[_Iterable[_Union[ModelPlan, _Mapping]]] = ..., fresh_noise: _Optional[float] = ..., noise_seed: _Optional[int] = ..., weights_hash: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., reason: _Optional[str] = ..., degraded: _Optional[_Iterable[str]] = ..., predicted_hit: bool = ..., looked_up: bool = ..., found: bool = ..., sampled: bool = ..., state_sha256: _Optional[str] = ..., state_codec: _Optional[str] = ..., miss_model: _Optional[str] = ..., fallback: _Optional[_Union[Plan, _Mapping]] = ..., relation: _Optional[str] = ..., root: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., miss_steps: _Optional[int] = ..., miss_prompted_from: _Optional[int] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., parts: _Optional[_Union[PromptParts, _Mapping]] = ..., background_root: _Optional[str] = ..., step_reuse: _Optional[str] = ..., for_deadline: _Optional[str] = ..., soonest: _Optional[_Union[Soonest, _Mapping]] = ...) -> None: ...
+
+class Soonest(_message.Message):
+    __slots__ = ("run", "finish_s", "alone_s")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    FINISH_S_FIELD_NUMBER: _ClassVar[int]
+    ALONE_S_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    finish_s: float
+    alone_s: float
+    def __init__(self, run: _Optional[str] = ..., finish_s: _Optional[float] = ..., alone_s: _Optional[float] = ...) -> None: ...
 
 class PromptParts(_message.Message):
     __slots__ = ("object", "background")

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PlanRequest(_message.Message):
-    __slots__ = ("request", "tenant", "seed_given", "vector", "encoder_hash", "predicted_hit", "model", "encoder_weights", "unknown_share", "dry_run", "further_image", "taken_roots", "taken_seeds", "parts", "object_vector", "background_vector")
+    __slots__ = ("request", "tenant", "seed_given", "vector", "encoder_hash", "predicted_hit", "model", "encoder_weights", "unknown_share", "dry_run", "further_image", "taken_roots", "taken_seeds", "parts", "object_vector", "background_vector", "forecasts")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     SEED_GIVEN_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class PlanRequest(_message.Message):
     PARTS_FIELD_NUMBER: _ClassVar[int]
     OBJECT_VECTOR_FIELD_NUMBER: _ClassVar[int]
     BACKGROUND_VECTOR_FIELD_NUMBER: _ClassVar[int]
+    FORECASTS_FIELD_NUMBER: _ClassVar[int]
     request: _common_pb2.Request
     tenant: str
     seed_given: bool
@@ -41,7 +42,24 @@ class PlanRequest(_message.Message):
     parts: _common_pb2.PromptParts
     object_vector: bytes
     background_vector: bytes
-    def __init__(self, request: _Optional[_Union[_common_pb2.Request, _Mapping]] = ..., tenant: _Optional[str] = ..., seed_given: bool = ..., vector: _Optional[bytes] = ..., encoder_hash: _Optional[str] = ..., predicted_hit: bool = ..., model: _Optional[str] = ..., encoder_weights: _Optional[str] = ..., unknown_share: _Optional[float] = ..., dry_run: bool = ..., further_image: bool = ..., taken_roots: _Optional[_Iterable[str]] = ..., taken_seeds: _Optional[_Iterable[int]] = ..., parts: _Optional[_Union[_common_pb2.PromptParts, _Mapping]] = ..., object_vector: _Optional[bytes] = ..., background_vector: _Optional[bytes] = ...) -> None: ...
+    forecasts: _containers.RepeatedCompositeFieldContainer[Forecast]
+    def __init__(self, request: _Optional[_Union[_common_pb2.Request, _Mapping]] = ..., tenant: _Optional[str] = ..., seed_given: bool = ..., vector: _Optional[bytes] = ..., encoder_hash: _Optional[str] = ..., predicted_hit: bool = ..., model: _Optional[str] = ..., encoder_weights: _Optional[str] = ..., unknown_share: _Optional[float] = ..., dry_run: bool = ..., further_image: bool = ..., taken_roots: _Optional[_Iterable[str]] = ..., taken_seeds: _Optional[_Iterable[int]] = ..., parts: _Optional[_Union[_common_pb2.PromptParts, _Mapping]] = ..., object_vector: _Optional[bytes] = ..., background_vector: _Optional[bytes] = ..., forecasts: _Optional[_Iterable[_Union[Forecast, _Mapping]]] = ...) -> None: ...
+
+class Forecast(_message.Message):
+    __slots__ = ("lane", "model", "wait_s", "step_s", "decode_s", "slowdown")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
+    lane: str
+    model: str
+    wait_s: float
+    step_s: float
+    decode_s: float
+    slowdown: float
+    def __init__(self, lane: _Optional[str] = ..., model: _Optional[str] = ..., wait_s: _Optional[float] = ..., step_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., slowdown: _Optional[float] = ...) -> None: ...
 
 class PlanResponse(_message.Message):
     __slots__ = ("plan",)

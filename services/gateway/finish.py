@@ -10,7 +10,7 @@ from statistics import median
 from shared.catalog.jobs.lanes import Backlog
 from shared.domain.errors import AfterimageError, InvalidRequestError, LateError
 from shared.domain.messages import WorkerReported
-from shared.domain.types import Plan, Request
+from shared.domain.types import Plan, Request, Soonest
 from shared.models import ModelCard
 from shared.models.k_table import Profiles
 from shared.models.latency import KIND
@@ -58,31 +58,42 @@ def fleet_of(model: str, reports: Iterable[WorkerReported], standalone: Standalo
     return Fleet(max(len(serving), 1), max(rows, 1), line, one_row_s)
 
 
-def finish_s(own_s: float, backlog: Backlog, fleet: Fleet) -> float:
-    """Return the predicted seconds from acceptance to the finish of a request that takes `own_s` alone.
+def wait_and_slowdown(backlog: Backlog, fleet: Fleet) -> tuple[float, float]:
+    """Return the seconds until the jobs ahead of a new request have left, and the factor by which its batch slows the
+    request down.
 
     The jobs ahead leave at the rate of full batches; then the request runs in a batch as full as the others.
     """
     busy, places = backlog.queued + backlog.running, fleet.workers * fleet.rows
     if busy < places:
-        return own_s * fleet.slowdown(min(busy // fleet.workers + 1, fleet.rows))
+        return 0.0, fleet.slowdown(min(busy // fleet.workers + 1, fleet.rows))
     full = fleet.slowdown(fleet.rows)
-    return backlog.queued_s * full / places + own_s * full
+    return backlog.queued_s * full / places, full
 
 
-def check_in_time(request: Request, own_s: float, predicted_s: float) -> None:
-    """Raise LateError if the request is predicted late, InvalidRequestError if it would be late on an idle worker."""
+def finish_s(own_s: float, backlog: Backlog, fleet: Fleet) -> float:
+    """Return the predicted seconds from acceptance to the finish of a request that takes `own_s` alone."""
+    wait_s, slowdown = wait_and_slowdown(backlog, fleet)
+    return wait_s + own_s * slowdown
+
+
+def check_in_time(request: Request, own_s: float, predicted_s: float, soonest: Soonest | None = None) -> None:
+    """Raise LateError if the request is predicted late, InvalidRequestError if it would be late on an idle worker.
+
+    soonest: the run that would finish first, where the plan names one."""
     limit = request.deadline_s
     if limit is None or predicted_s <= limit:
         return
-    field = "slo" if request.slo else "deadline_s"
+    field, run = "slo" if request.slo else "deadline_s", ""
+    if soonest is not None and soonest.finish_s < predicted_s:
+        own_s, predicted_s, run = soonest.alone_s, soonest.finish_s, f" ({soonest.run})"
     if own_s > limit:
-        rule = f"must leave at least {_up(own_s)} s, the predicted time of this request alone"
+        rule = f"must leave at least {_up(own_s)} s, the predicted time of this request alone{run}"
         raise InvalidRequestError(field, rule, f"{limit:g} s")
-    delay = predicted_s - limit
+    delay = max(predicted_s - limit, 0.1)
     raise LateError(
-        f"{field}: {limit:g} s cannot be met, the predicted finish is {_up(predicted_s)} s after acceptance; retry in "
-        f"{delay:.1f} s, or set deadline_s to at least {_up(predicted_s)}",
+        f"{field}: {limit:g} s cannot be met, the predicted finish is {_up(predicted_s)} s after acceptance{run}; "
+        f"retry in {delay:.1f} s, or set deadline_s to at least {_up(predicted_s)}",
         retry_after_s=delay,
     )
 
@@ -120,6 +131,15 @@ class Standalones:
         steps = plan.run_steps(request.steps) - plan.start_step
         guidance = plan.run_guidance(request.guidance)
         return known.seconds(request.size, request.frames, guidance, steps, fleet.one_row_s)
+
+    def pace_s(self, request: Request, model: str, guidance: float, fleet: Fleet) -> tuple[float, float]:
+        """Return the seconds of one step and of decoding alone, by this model; 0, 0: unknown."""
+        if (known := self._known.get(model)) is None:
+            return 0.0, 0.0
+        decode_s, with_step_s = (
+            known.seconds(request.size, request.frames, guidance, steps, fleet.one_row_s) for steps in (0, 1)
+        )
+        return with_step_s - decode_s, decode_s
 
     def slo_s(self, request: Request, model: str, multiple: float, fleet: Fleet) -> float:
         """Return the deadline of a class: a multiple of the request's time from noise by the model that it names.

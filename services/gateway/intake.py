@@ -13,7 +13,8 @@ from typing import Any
 
 from protos import common_pb2 as pb
 from services.gateway.admission import FinishRate, QueueLength, RetryAfter, check_disk, check_queue
-from services.gateway.finish import Fleet, Standalones, check_in_time, finish_s, fleet_of
+from services.gateway.finish import Fleet, Standalones, fleet_of
+from services.gateway.forecasts import Predictor
 from services.gateway.lookup import Lookup, Planned
 from services.gateway.roster import Roster
 from services.gateway.sweeper import Confirmer
@@ -67,6 +68,13 @@ class Intake:
         every = {**models.cards, **({models.video.name: models.video} if models.video else {})}
         self.standalones = Standalones(every, context.backends.catalog.profiles)
         self._roster = roster
+        self._predictor = Predictor(
+            context.backends.catalog.jobs,
+            models.cards,
+            self.standalones,
+            self._fleet,
+            lambda: roster.unable(context.clock.monotonic()),
+        )
         self._queue, self._sent_away = QueueLength(), RetryAfter()
         scheme, _, folder = context.settings.blobs_url.partition(":")
         self._local_disk = folder if scheme == "file" else ""
@@ -113,8 +121,9 @@ class Intake:
     async def plan(self, message: pb.Request, caller: Caller, count: int = 1) -> list[Job]:
         """Return the jobs that `accept` would create now, without ids. Writes, sends and counts nothing."""
         requests, card = self._requests(message, caller, count)
-        planned = await self._lookup.plan(requests, card, dry_run=True)
-        return await self._predicted([self._job("", one, b"") for one in planned], refuse=False)
+        ahead = await self._predictor.ahead(requests[0], card)
+        planned = await self._lookup.plan(requests, card, dry_run=True, ahead=ahead)
+        return await self._predictor.predicted([self._job("", one, b"") for one in planned], ahead, refuse=False)
 
     async def close(self) -> None:
         await self._confirmer.close()
@@ -164,12 +173,14 @@ class Intake:
             raise undrawable
         await self._admit(len(requests))
         try:
-            planned = await self._lookup.plan(requests, card)
+            ahead = await self._predictor.ahead(requests[0], card)
+            planned = await self._lookup.plan(requests, card, ahead=ahead)
             pictures = [await self._stored_picture(one) for one in planned]
             if undrawable is not None and not all(pictures):
                 raise undrawable
             images = zip(job_ids, planned, pictures, strict=True)
-            jobs = await self._predicted([self._job(job_id, one, picture) for job_id, one, picture in images])
+            jobs = [self._job(job_id, one, picture) for job_id, one, picture in images]
+            jobs = await self._predictor.predicted(jobs, ahead, refuse=self._settings.refuse_late)
         except BaseException:
             self._queue.arrived(len(requests))
             raise
@@ -213,23 +224,6 @@ class Intake:
             METRICS.degraded.labels("blobs").inc()
             await self._lookup.replan(planned, exact=False)
             return b""
-
-    async def _predicted(self, jobs: Sequence[Job], *, refuse: bool = True) -> list[Job]:
-        """Return the jobs with their predicted finish, where their request has a deadline. With the setting
-        `refuse_late`, raises LateError for one that is predicted late."""
-        found, ahead = list[Job](), 0.0
-        for job in jobs:
-            if job.request.deadline_s is not None and job.standalone_s and not job.state.final:
-                fleet = self._fleet(job.plan.model)
-                backlog = await self._backends.catalog.jobs.backlog(job.lane)
-                before = replace(backlog, queued=backlog.queued + len(found), queued_s=backlog.queued_s + ahead)
-                predicted_s = finish_s(job.standalone_s, before, fleet)
-                if refuse and self._settings.refuse_late:
-                    check_in_time(job.request, job.standalone_s, predicted_s)
-                job = replace(job, predicted_s=predicted_s)
-            ahead += job.standalone_s
-            found.append(job)
-        return found
 
     def _fleet(self, model: str) -> Fleet:
         reports = self._roster.reports(self._clock.monotonic())

@@ -14,9 +14,11 @@ from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
 from protos.retriever_pb2_grpc import RetrieverServiceStub
 from protos.text_extractor_pb2_grpc import TextExtractorServiceStub
 from services.gateway.breaker import Breaker
+from services.gateway.forecasts import Ahead
 from services.gateway.response_checks import check_plan, check_vector
 from services.gateway.validation import check_work
 from shared.domain.errors import AfterimageError, DeadlineError, UnavailableError
+from shared.domain.forecasts import Forecast
 from shared.domain.parts import Parts
 from shared.domain.plan_rules import noise_plan
 from shared.domain.truncation import UNSEARCHED
@@ -24,7 +26,7 @@ from shared.domain.types import CacheMode, Modality, Plan, PlanSource, Request, 
 from shared.models.card import ModelCard
 from shared.models.vocabulary import unknown_share
 from shared.runtime import rpc
-from shared.runtime.rpc_types import parts_to_proto, plan_from_proto, request_to_proto
+from shared.runtime.rpc_types import forecast_to_proto, parts_to_proto, plan_from_proto, request_to_proto
 from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
 
@@ -55,6 +57,8 @@ class Planned:
     warnings: list[str] = field(default_factory=list)
     degraded: list[str] = field(default_factory=list)
     timings: Timings = field(default_factory=Timings)
+    ahead: Ahead | None = None
+    """What the request finds in the lanes; None: the plan follows no deadline."""
     images: Sequence[Planned] = field(default=(), repr=False, compare=False)
     """All images of the request, this one included."""
 
@@ -62,6 +66,10 @@ class Planned:
     def others(self) -> list[Plan]:
         """The plans of the request's other images, as far as they are made."""
         return [one.plan for one in self.images if one is not self and one.plan is not None]
+
+    def forecasts(self) -> Sequence[Forecast]:
+        """Return what the image's runs would take now, behind the other images; empty where no deadline counts."""
+        return () if self.ahead is None else self.ahead.forecasts(self.others)
 
 
 class Lookup:
@@ -80,13 +88,21 @@ class Lookup:
         self._retriever = RetrieverServiceStub(context.channel("retriever"))
         self._breakers = {name: Breaker() for name in SERVICES}
 
-    async def plan(self, requests: Sequence[Request], card: ModelCard, *, dry_run: bool = False) -> list[Planned]:
+    async def plan(
+        self,
+        requests: Sequence[Request],
+        card: ModelCard,
+        *,
+        dry_run: bool = False,
+        ahead: Ahead | None = None,
+    ) -> list[Planned]:
         """Return the images of a request with their plans, which start from different roots. A failing cache never
         raises, unless the request names its start.
 
-        requests: the same request with the seed of each image.
+        requests: the same request with the seed of each image. ahead: what the request finds; None: its
+        plans follow no deadline.
         """
-        first = Planned(requests[0], card, dry_run=dry_run)
+        first = Planned(requests[0], card, dry_run=dry_run, ahead=ahead)
         await self._extract(first)
         await self._embed(first)
         await self._predict(first)
@@ -205,6 +221,7 @@ class Lookup:
             parts=None if planned.parts is None else parts_to_proto(planned.parts),
             object_vector=planned.object_vector,
             background_vector=planned.background_vector,
+            forecasts=[forecast_to_proto(one) for one in planned.forecasts()],
         )
         if planned.predicted_hit is not None:
             message.predicted_hit = planned.predicted_hit

@@ -38,7 +38,7 @@ def check_plan(
     """
     if plan.source is PlanSource.IMAGE:
         _check_refiners(plan, request, card, () if request.names_a_model else served)
-    elif plan.model != card.name and (plan.source is not PlanSource.EXACT or request.names_a_model):
+    elif plan.model != card.name and not _may_be_of_another(plan, request, served):
         raise NonsenseError(f"the plan must be for model {card.name!r} (got {plan.model!r})")
     if plan.miss_model not in ("", card.name, *served):
         raise NonsenseError(f"the plan's miss_model must be a served model (got {plan.miss_model!r})")
@@ -48,6 +48,13 @@ def check_plan(
         check_plan(plan.fallback, request, card, served, exact=False)
     _check_steps(plan, request, card)
     return plan
+
+
+def _may_be_of_another(plan: Plan, request: Request, served: Collection[str]) -> bool:
+    """Return whether a plan that starts from no image may name another model: a stored image, or a run from noise that
+    meets a deadline."""
+    from_noise = plan.source is PlanSource.NOISE and plan.for_deadline and plan.model in served
+    return not request.names_a_model and (plan.source is PlanSource.EXACT or bool(from_noise))
 
 
 def _check_steps(plan: Plan, request: Request, card: ModelCard) -> None:

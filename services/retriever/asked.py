@@ -10,6 +10,7 @@ import numpy as np
 from services.retriever.question import Question, Rules
 from services.retriever.tables import Known
 from shared.domain.errors import InvalidRequestError
+from shared.domain.forecasts import Forecast
 from shared.domain.parts import Parts
 from shared.domain.types import Vector, vector_from
 
@@ -32,6 +33,8 @@ class Asked:
     dry_run: bool = False
     """Nothing is counted."""
     degraded: list[str] = field(default_factory=list)
+    forecasts: tuple[Forecast, ...] = ()
+    """What runs would take now; empty: the plan follows no deadline."""
     over_at: float = math.inf
     """Monotonic time after which no port is waited for."""
 

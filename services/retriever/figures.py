@@ -12,6 +12,8 @@ from shared.runtime.telemetry import METRICS
 def count_plan(plan: Plan, request: Request) -> None:
     steps = plan.run_steps(request.steps)
     METRICS.lookups.labels(plan.source.value, str(round(plan.start_step * 50 / steps))).inc()
+    if change := plan.for_deadline or ("late" if plan.soonest is not None else ""):
+        METRICS.deadline_plans.labels(change).inc()
     if plan.relation:
         METRICS.relations.labels(plan.relation, plan.source.value).inc()
     left = [(one.steps or request.steps) - one.allowed_step

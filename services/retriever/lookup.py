@@ -55,16 +55,9 @@ class Lookup:
     async def planned(self, asked: Asked) -> Plan:
         """Return the plan from what the cache has."""
         question, noise = asked.question, partial(from_noise, asked.question, asked.rules)
-        if not question.request.cache.reads:
-            return noise("Generated from noise: the request does not read the cache.", degraded=asked.degraded)
-        if asked.vector is None:
-            return noise("Generated from noise: the prompt has no embedding.", degraded=asked.degraded)
-        if self._settings.reuse_rules == "relation" and asked.unknown_share > self._settings.unknown_words_share:
-            return noise(
-                f"Generated from noise: {asked.unknown_share:.0%} of the prompt's words that name something are "
-                "unknown to the encoder, so its similarity to other prompts says little.",
-                degraded=asked.degraded,
-            )
+        if why := self._unsearchable(asked):
+            return noise(f"Generated from noise: {why}.", degraded=asked.degraded)
+        assert asked.vector is not None
         worth_it = question.worth_searching and not asked.rules.no_latents
         if asked.rules.no_latents:
             asked.degraded += asked.notes
@@ -73,6 +66,28 @@ class Lookup:
             why = asked.rules.no_latents or "the match predictor expects nothing similar"
             return noise(f"Generated from noise: {why}.", degraded=asked.degraded)
         return await self._searched(asked, asked.vector, latents=worth_it)
+
+    async def nearest(self, asked: Asked) -> Found:
+        """Return what one wide search finds, whatever the match predictor said; nothing where no search is possible."""
+        if self._unsearchable(asked) or asked.vector is None:
+            return Found(None)
+        asked.over_at = self._clock.monotonic() + self._settings.lookup_timeout_s
+        far = max(self._settings.candidates, self._settings.further_candidates)
+        found = await self._found(asked, asked.vector, latents=not asked.rules.no_latents, limit=far)
+        return found or Found(None)
+
+    def _unsearchable(self, asked: Asked) -> str:
+        """Return why the cache has nothing for this request, whatever it holds; empty where a search may find some."""
+        if not asked.question.request.cache.reads:
+            return "the request does not read the cache"
+        if asked.vector is None:
+            return "the prompt has no embedding"
+        if self._settings.reuse_rules == "relation" and asked.unknown_share > self._settings.unknown_words_share:
+            return (
+                f"{asked.unknown_share:.0%} of the prompt's words that name something are unknown to the encoder, so "
+                "its similarity to other prompts says little"
+            )
+        return ""
 
     async def _searched(self, asked: Asked, vector: Vector, *, latents: bool) -> Plan:
         settings = self._settings
@@ -92,16 +107,17 @@ class Lookup:
                 options = options_of(asked.question, asked.rules, further)
             done = "failed" if further is None else outcome(nearest, options.nearest_latents())
             METRICS.wider_searches.labels(done).inc(not asked.dry_run)
-            return self._in_mind(plan_of(options, degraded=asked.degraded))
+            return self.trimmed(plan_of(options, degraded=asked.degraded))
         return plan_of(options, degraded=asked.degraded)
 
-    async def _found(self, asked: Asked, vector: Vector, *, latents: bool) -> Found | None:
-        """Return the nearest entries of each kind; None when the searches failed."""
+    async def _found(self, asked: Asked, vector: Vector, *, latents: bool, limit: int | None = None) -> Found | None:
+        """Return the nearest entries of each kind; None when the searches failed. limit: latents to find; None:
+        `candidates`."""
         compat, (thing, place) = str(asked.question.compat), asked.pair or (None, None)
         # of many entries with a part some have masks and a state early enough; a clip takes longer than their reading
         far = max(self._settings.candidates, self._settings.further_candidates)
         of_latents, of_pictures, objects, backgrounds = await asyncio.gather(
-            self._search(asked, "whole", vector, compat) if latents else _nothing(),
+            self._search(asked, "whole", vector, compat, limit) if latents else _nothing(),
             # an image starts any model at any size, so its compatibility key does not matter
             self._search(asked, "image", vector, "") if asked.rules.refiners else _nothing(),
             self._search(asked, OBJECT, thing, compat, far) if thing is not None else _nothing(),
@@ -124,8 +140,8 @@ class Lookup:
         ids = list(dict.fromkeys(hit.entry_id for some in hits for hit in some or ()))
         return await self._within(asked, "catalog", self._entries.read(ids)) if ids else {}
 
-    def _in_mind(self, plan: Plan) -> Plan:
-        """Return the plan without those candidates of the wider search that were not chosen."""
+    def trimmed(self, plan: Plan) -> Plan:
+        """Return the plan without those candidates of a wider search that were not chosen."""
         latents = [one for one in plan.candidates if one.kind == "latent"]
         others = [one for one in plan.candidates if one.kind != "latent"]
         kept = trim_candidates(latents, self._settings.candidates, next((one for one in latents if one.chosen), None))

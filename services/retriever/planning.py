@@ -111,6 +111,8 @@ class Options:
 
     searched: bool = False
     """The index was searched for latents or pairs."""
+    varied: bool = False
+    """The image must differ from other images of its prompt."""
 
     @property
     def every(self) -> list[Option]:
@@ -141,7 +143,8 @@ def options_of(question: Question, rules: Rules, found: Found) -> Options:
     latents, images = starts_latents(question, rules, found), starts_images(question, rules, found)
     pairs = starts_pairs(question, rules, found)
     found_here = [one.candidate for one in (*latents, *images)]
-    noise = starts_noise(question, rules, _varied(rules, found_here))[0]
+    varied = _varied(rules, found_here)
+    noise = starts_noise(question, rules, varied)[0]
     similar = any(one.candidate.allowed_step and one.least < noise.cost for one in latents)
     if (variety := rules.variety) is not None:
         rerolls = variety.rerolls(found_here)
@@ -149,7 +152,7 @@ def options_of(question: Question, rules: Rules, found: Found) -> Options:
         images = [_ruled(rules, one, rerolls) for one in images]
         pairs = [_ruled(rules, one, rerolls) for one in pairs]
     similar_one, searched = (None, found.objects is not None) if found.latents is None else (similar, True)
-    return Options(question, rules, latents, best_first(pairs)[:SHOWN], images, noise, similar_one, searched)
+    return Options(question, rules, latents, best_first(pairs)[:SHOWN], images, noise, similar_one, searched, varied)
 
 
 def plan_of(options: Options, *, degraded: Sequence[str] = ()) -> Plan:
@@ -177,13 +180,13 @@ def plan_of(options: Options, *, degraded: Sequence[str] = ()) -> Plan:
             f"epsilon = {rules.epsilon:g} of hits are generated anew, so that images stay diverse."
         )
         return replace(base, reason=reason, sampled=True)
-    plan = _started(options, base, best)
+    plan = start_plan(options, base, best)
     bare = replace(base, candidates=(), degraded=(), looked_up=False, found=None)
     image = None if request.names_a_model else choose(options.images, drawn=drawn)
     # a pair that loses a blob can still start from a whole prompt's latent
     other = image or (choose(options.latents, options.noise, drawn) if best in options.pairs else None)
     if other is not None and other is not best:
-        plan = replace(plan, fallback=_started(options, bare, other))
+        plan = replace(plan, fallback=start_plan(options, bare, other))
     return replace(plan, candidates=judged(every, best, question.model))
 
 
@@ -200,8 +203,8 @@ def _ruled(rules: Rules, one: Option, rerolls: bool) -> Option:
     return replace(one, candidate=refused, starts=()) if why else one
 
 
-def _started(options: Options, base: Plan, best: Option) -> Plan:
-    """Return the plan that takes this option."""
+def start_plan(options: Options, base: Plan, best: Option) -> Plan:
+    """Return the plan that takes this option. base: the plan from noise that its other fields come from."""
     question, rules, request = options.question, options.rules, options.question.request
     first, state, entry = best.starts[0], best.starts[0].state, best.entry
     assert state is not None
@@ -231,7 +234,7 @@ def _started(options: Options, base: Plan, best: Option) -> Plan:
         relation=best.candidate.relation,
         root=entry.root_id,
         background_root=background_root(best),
-        reason=_why_started(options, best, runs),
+        reason=_whystart_plan(options, best, runs),
     )
 
 
@@ -243,7 +246,7 @@ def _closest(rules: Rules, candidates: Sequence[Candidate] = ()) -> str:
     return "" if rules.variety is None else rules.variety.closest(candidates).value
 
 
-def _why_started(options: Options, best: Option, runs: Sequence[Start]) -> str:
+def _whystart_plan(options: Options, best: Option, runs: Sequence[Start]) -> str:
     one, asked = best.candidate, options.question.request.steps
     first, *rest = runs
     if best.is_image:

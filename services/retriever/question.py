@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from services.retriever.bounds import Bound
@@ -88,6 +88,11 @@ class Refiner:
     guidance: float | None = None
     """None: the request's own."""
     small: bool = False
+    noise: Callable[[bool], Collection[int]] | None = None
+    """Whether variety counts → T whose runs from noise were measured to keep the quality of the model asked for. Only a
+    deadline takes them."""
+    prompted_from: Callable[[int], int] | None = None
+    """As `Rules.prompted_from`, for these runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +116,5 @@ class Rules:
     """None: plans name no relations. With `reuse_rules=paper` relations are recorded and refuse nothing."""
     pairs: bool = True
     """Whether a pair may start a request that names object and background."""
+    every_start: bool = False
+    """List every start up to the allowed K, not the latest one alone."""

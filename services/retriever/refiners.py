@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from services.retriever.cost import pace_of
 from services.retriever.question import Question, Refiner, choices_of
@@ -33,6 +34,8 @@ def refiners_of(
             pace_of(one.latencies, asked.latencies),
             None if one.card.name == asked.card.name else one.card.guidance_for(request.guidance, asked.card),
             small=one.card.role == "small",
+            noise=partial(one.noise_like, asked.card),
+            prompted_from=one.card.prompted_from,
         )
         for one in able
     )

@@ -15,22 +15,25 @@ from protos import retriever_pb2_grpc as pb_grpc
 from protos.embedder_pb2_grpc import EmbedderServiceStub
 from services.retriever.asked import Asked, part_vectors_in, vector_in
 from services.retriever.checked_bound import checked
+from services.retriever.deadline import Deadline, meet
 from services.retriever.entry_reader import EntryReader
 from services.retriever.figures import count_plan
 from services.retriever.lookup import Lookup
 from services.retriever.named_start import from_named_job, lead_from, source_of
-from services.retriever.planning import hash_uniform
+from services.retriever.planning import hash_uniform, options_of
 from services.retriever.policies import bound_of
 from services.retriever.question import Question, Rules, choices_of
 from services.retriever.refiners import refiners_of
+from services.retriever.sooner import runs_in_order
 from services.retriever.tables import Known, Tables
 from shared.bus import Subscription
 from shared.domain.errors import AfterimageError, InvalidRequestError
 from shared.domain.messages import EntriesCached, EntriesEvicted, Message
 from shared.domain.types import Modality, Plan, PlanSource
+from shared.models.card_lookup import of_images
 from shared.models.k_table import EncoderId
 from shared.runtime import rpc
-from shared.runtime.rpc_types import parts_from_proto, plan_to_proto, request_from_proto
+from shared.runtime.rpc_types import forecast_from_proto, parts_from_proto, plan_to_proto, request_from_proto
 from shared.runtime.telemetry import log
 from shared.service import Context
 
@@ -111,16 +114,16 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
         asked = await self._asked(request)
         if request.dry_run:
-            return pb.PlanResponse(plan=plan_to_proto(await self._start(asked)))
+            return pb.PlanResponse(plan=plan_to_proto(await self._start(asked, request)))
         self._entries.seen.planning(asked.question.request)
-        plan = await self._start(asked)
+        plan = await self._start(asked, request)
         if plan.source is not PlanSource.EXACT:
             self._entries.seen.planned(asked.question.request, plan)
         if not asked.question.request.named_job:
             count_plan(plan, asked.question.request)
         return pb.PlanResponse(plan=plan_to_proto(plan))
 
-    async def _start(self, asked: Asked) -> Planned:
+    async def _start(self, asked: Asked, message: pb.PlanRequest) -> Planned:
         request = asked.question.request
         source = await source_of(request, self._backends.catalog.jobs) if request.named_job else None
         lead = lead_from(request, source, asked.known.card.frames) if source is not None else None
@@ -128,10 +131,26 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             return replace(repeat, lead=lead)
         if source is not None:
             return from_named_job(asked.question, asked.rules, source, asked.vector, lead)
-        return await self._lookup.planned(asked)
+        plan = await self._lookup.planned(asked)
+        if request.deadline_s is None or not asked.forecasts:
+            return plan
+        served = of_images({one.card.name: one.card for one in self._tables.served})
+        deadline = Deadline(request, served, asked.forecasts)
+        return await self._sooner(asked, message, plan, deadline) if deadline.late(plan) else plan
 
-    async def _asked(self, message: pb.PlanRequest) -> Asked:
+    async def _sooner(self, asked: Asked, message: pb.PlanRequest, plan: Planned, deadline: Deadline) -> Planned:
+        """Return a plan that meets the deadline, where one does within the bound (services.retriever.deadline)."""
+        found = await self._lookup.nearest(replace(asked, degraded=[]))
+        own, wide = options_of(asked.question, asked.rules, found), None
+        if asked.question.request.savings < self._settings.deadline_savings:
+            more = await self._asked(message, savings=self._settings.deadline_savings)
+            wide = options_of(more.question, replace(more.rules, every_start=True), found)
+        return self._lookup.trimmed(meet(deadline, plan, runs_in_order(own, wide)))
+
+    async def _asked(self, message: pb.PlanRequest, *, savings: float | None = None) -> Asked:
+        """Read a question. savings: in place of the request's."""
         request = request_from_proto(message.request, tenant=message.tenant, seed_given=message.seed_given)
+        request = request if savings is None else replace(request, savings=savings)
         if request.steps < 1:
             raise InvalidRequestError("request.steps", "must be at least 1", request.steps)
         known = await self._tables.of(message.model)
@@ -152,7 +171,10 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         vector, encoder = vector_in(message.vector), EncoderId(message.encoder_hash, message.encoder_weights)
         rules, notes = self._rules(known, question, encoder, searched=vector is not None)
         parts = part_vectors_in(message.object_vector, message.background_vector, question.parts)
-        return Asked(question, known, rules, vector, parts, notes, message.unknown_share, message.dry_run)
+        forecasts = tuple(forecast_from_proto(one) for one in message.forecasts)
+        return Asked(
+            question, known, rules, vector, parts, notes, message.unknown_share, message.dry_run, forecasts=forecasts
+        )
 
     def _rules(
         self, known: Known, question: Question, encoder: EncoderId, *, searched: bool

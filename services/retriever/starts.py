@@ -56,7 +56,8 @@ class Option:
 
     candidate: Candidate
     starts: tuple[Start, ...] = ()
-    """Cheapest first. A latent has one, an image one for each model that may run it."""
+    """Cheapest first. A latent has one, an image one for each model that may run it. With `Rules.every_start` those at
+    smaller K follow."""
     entry: Entry | None = None
     """None: the entry is gone."""
     least: float = math.inf
@@ -199,19 +200,21 @@ def _latent(question: Question, rules: Rules, found: NearEntry, allowed: Mapping
     starts = []
     for steps, k in allowed.items():
         at = {step_in(state.step, entry.compat.steps, steps): state for state in entry.latents}
-        if start := largest_present(at, k):
-            fresh = question.request.fresh_noise
+        latest = largest_present(at, k)
+        fresh = question.request.fresh_noise
+        for start in sorted(step for step in at if 0 < step <= k) if rules.every_start else (latest,) if latest else ():
             starts.append(Start(question.model, steps, start, float(steps - start), at[start], fresh))
     steps, k = min(allowed.items(), key=lambda pair: (pair[0] - pair[1], pair[0]))
     if not starts:
         wished = Start(question.model, steps, k).said(asked)
         reason = f"step {wished} is allowed, but no state at or before it is cached"
         return Option(found.candidate(reason, k, 0, own_steps(steps, asked)), (), entry, least)
-    first = min(starts, key=lambda one: (one.cost, one.steps))
+    first, *others = sorted(starts, key=lambda one: (one.cost, one.steps))
     k = allowed[first.steps]
     hole = f"; the state at {k} is not cached" if first.step < k else ""
     reason = f"could start after step {first.said(asked)}{hole}"
-    return Option(found.candidate(reason, k, first.step, own_steps(first.steps, asked)), (first,), entry, least)
+    kept = (first, *others) if rules.every_start else (first,)
+    return Option(found.candidate(reason, k, first.step, own_steps(first.steps, asked)), kept, entry, least)
 
 
 def _image(question: Question, rules: Rules, found: NearEntry, allowed: Mapping[str, Mapping[int, int]]) -> Option:
@@ -235,6 +238,9 @@ def _image(question: Question, rules: Rules, found: NearEntry, allowed: Mapping[
     size = entry.compat.size
     resized = "" if size == question.request.size else f", resized from {size}"
     reason = f"{first.model} could start after step {first.said(asked)}{who}{resized}"
+    if rules.every_start:
+        smaller = (start for one in rules.refiners for start in _image_starts(one, entry, allowed[one.model]))
+        starts += tuple(start for start in smaller if start not in starts)
     return Option(
         found.candidate(reason, first.step, first.step, own_steps(first.steps, asked)), starts, entry, notes=notes
     )
@@ -242,11 +248,18 @@ def _image(question: Question, rules: Rules, found: NearEntry, allowed: Mapping[
 
 def _refined(one: Refiner, entry: Entry, allowed: Mapping[int, int]) -> Start | None:
     """Return the cheapest start of this model from the entry's image. allowed: T → K by the bound."""
-    starts = [
-        Start(one.model, steps, k, cost_of(one.pace, steps, k, picture=True), entry.picture, guidance=one.guidance)
-        for steps, k in allowed.items()
-    ]
+    starts = (_image_start(one, entry, steps, k) for steps, k in allowed.items())
     return min(starts, key=lambda start: (start.cost, start.steps), default=None)
+
+
+def _image_starts(one: Refiner, entry: Entry, allowed: Mapping[int, int]) -> list[Start]:
+    """Return every start of this model from the entry's image, up to the allowed K."""
+    return [_image_start(one, entry, steps, k) for steps, latest in allowed.items() for k in range(1, latest + 1)]
+
+
+def _image_start(one: Refiner, entry: Entry, steps: int, k: int) -> Start:
+    cost = cost_of(one.pace, steps, k, picture=True)
+    return Start(one.model, steps, k, cost, entry.picture, guidance=one.guidance)
 
 
 def own_steps(steps: int, asked: int) -> int:

@@ -107,7 +107,17 @@ class Known:
     def noise(self, varied: bool = False) -> frozenset[int]:
         """Return the T whose runs from noise were measured to keep the quality of the default T. varied: also the
         variety."""
-        own = [table for table in self.latents if self.card.is_noop or table.weights_hash == self.card.weights_hash]
+        return self._noise_of(self.latents, varied)
+
+    def noise_like(self, asked: ModelCard, varied: bool = False) -> frozenset[int]:
+        """Return the T whose runs from noise were measured to keep the quality of another model, whose images this
+        model was profiled on (`afterimage profile --images-from`). varied: also the variety."""
+        whose = asked.name, asked.weights_hash
+        tables = (table for table in self.pictures if (table.images_from, table.images_weights_hash) == whose)
+        return self._noise_of(tables, varied)
+
+    def _noise_of(self, tables: Iterable[KTable], varied: bool) -> frozenset[int]:
+        own = [table for table in tables if self.card.is_noop or table.weights_hash == self.card.weights_hash]
         cells = [(table.steps, table.noise) for table in own if table.noise is not None and table.noise.safe]
         kept = BOUNDS["variety"].holds
         return frozenset(

@@ -112,6 +112,18 @@ class Lead(Stored):
 
 
 @dataclass(frozen=True, slots=True)
+class Soonest(Stored):
+    """The run that would finish first, by prediction."""
+
+    run: str
+    """Model, start step and T, for people."""
+    finish_s: float
+    """Seconds after acceptance."""
+    alone_s: float
+    """Seconds on a worker of its own."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan(Stored):
     """The start of an image, and the reason. Request and plan together determine the image."""
 
@@ -166,6 +178,10 @@ class Plan(Stored):
     becomes a miss."""
     lead: Annotated[Lead | None, Field(exclude_if=lambda lead: lead is None)] = None
     """Finished frames with which the clip begins; None: all its frames are generated."""
+    for_deadline: Annotated[str, Field(exclude_if=lambda change: not change)] = ""
+    """What the plan changes so that the request meets its deadline: `model`, `steps` or `start`; empty: nothing."""
+    soonest: Annotated[Soonest | None, Field(exclude_if=lambda one: one is None)] = None
+    """The soonest run within the bound; set where even that is predicted late."""
 
     @property
     def roots(self) -> tuple[str, ...]:

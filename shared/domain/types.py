@@ -28,7 +28,7 @@ from shared.domain.cached import (
 )
 from shared.domain.json_values import Stored, from_json, to_json
 from shared.domain.masks import Mask
-from shared.domain.plans import Candidate, Lead, ModelPlan, Plan, PlanSource, Relation, Source
+from shared.domain.plans import Candidate, Lead, ModelPlan, Plan, PlanSource, Relation, Soonest, Source
 from shared.domain.requests import AUTO, URGENT, CacheMode, Modality, Request, Scope, Size, Variation
 
 __all__ = [
@@ -59,6 +59,7 @@ __all__ = [
     "Result",
     "Scope",
     "Size",
+    "Soonest",
     "Source",
     "State",
     "Timings",

@@ -8,6 +8,8 @@ from functools import cache
 from typing import Any, TypeVar
 
 from protos import common_pb2 as pb
+from protos import retriever_pb2
+from shared.domain.forecasts import Forecast
 from shared.domain.parts import Parts
 from shared.domain.truncation import told_once
 from shared.domain.types import (
@@ -23,6 +25,7 @@ from shared.domain.types import (
     Request,
     Scope,
     Size,
+    Soonest,
     Source,
     Timings,
     Variation,
@@ -131,6 +134,7 @@ _PLAN_FIRST = ("entry_id", "state_key", "state_sha256", "state_codec")
 _PLAN_MORE = (
     "fresh_noise", "noise_seed", "weights_hash", "reason", "looked_up", "sampled", "miss_model", "miss_steps",
     "miss_prompted_from", "relation", "root", "background_root", "step_reuse",
+    "for_deadline",
 )  # fmt: skip
 
 
@@ -152,6 +156,8 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
         message.fallback.CopyFrom(plan_to_proto(plan.fallback))
     if plan.lead is not None:
         message.lead.CopyFrom(_plain(pb.Lead, plan.lead))
+    if plan.soonest is not None:
+        message.soonest.CopyFrom(_plain(pb.Soonest, plan.soonest))
     if plan.parts is not None:
         message.parts.CopyFrom(parts_to_proto(plan.parts))
     return message
@@ -170,6 +176,7 @@ def plan_from_proto(message: pb.Plan) -> Plan:
         fallback=plan_from_proto(message.fallback) if message.HasField("fallback") else None,
         lead=_value(Lead, message.lead) if message.HasField("lead") else None,
         parts=parts_from_proto(message),
+        soonest=_value(Soonest, message.soonest) if message.HasField("soonest") else None,
         **{name: getattr(message, name) for name in (*_PLAN_PLAIN, *_PLAN_MORE)},
     )
 
@@ -195,6 +202,14 @@ def _model_plan(message: pb.ModelPlan) -> ModelPlan:
     guidance = message.guidance if message.HasField("guidance") else None
     steps = message.steps if message.HasField("steps") else None
     return ModelPlan(message.model, message.start_step, guidance, steps, message.prompted_from)
+
+
+def forecast_to_proto(forecast: Forecast) -> retriever_pb2.Forecast:
+    return _plain(retriever_pb2.Forecast, forecast)
+
+
+def forecast_from_proto(message: retriever_pb2.Forecast) -> Forecast:
+    return _value(Forecast, message)
 
 
 def job_to_proto(job: Job) -> pb.Job:

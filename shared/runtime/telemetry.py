@@ -169,6 +169,12 @@ class Metrics:
             "(found a later start), nothing_better, failed (index or catalog away or late).",
             "outcome",
         )
+        self.deadline_plans = counter(
+            "deadline_plans",
+            "Requests whose ordinary plan was predicted to miss their deadline, by what the plan changed: model, steps "
+            "(T), start (K or entry), or late (no start within the bound meets the deadline).",
+            "change",
+        )
         self.predictor_precision = gauge(
             "predictor_precision",
             "Share of predicted hits that were hits. A low share means lookups that find nothing, which are cheap.",

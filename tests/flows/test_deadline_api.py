@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from prometheus_client import REGISTRY
 
+from services.embedder.encoder import encoder_folder, encoder_hash
 from services.gateway.finish import Standalones
+from shared.catalog import open_catalog
 from shared.client import Accepted, Picture
 from shared.domain.errors import InvalidRequestError, OverloadedError
+from shared.domain.types import PlanSource
+from shared.models.card_lookup import find_card
+from shared.models.k_table import Cell, KTable, Level, table_to_json
 from tests.flows.conftest import Make
 from tests.flows.house import house
 
@@ -69,3 +75,38 @@ async def test_a_refusal_names_a_delay(make: Make) -> None:
             await it.client.generate("a red fox", steps=50, deadline_s=0.22, cache="off")
         assert late.value.retry_after_s
         await asyncio.gather(*asking)
+
+
+QUICK = "noop:?name=quick&role=small&step_ms=1&row_ms=1"
+"""50 steps take .1 s alone."""
+
+
+async def test_the_small_model_meets_a_deadline_where_it_was_measured_to_keep_the_quality(make: Make) -> None:
+    settings = make(large="noop:?name=slow&step_ms=10&row_ms=10", small=QUICK, refuse_late=True)
+    slow, quick = find_card(settings.large), find_card(QUICK)
+    kept = Cell(0, -1.0, 1.0, 400, 1.0, 0.99, safe=True)
+    table = KTable((Level(5, 0.5),), 50, "quick", quick.weights_hash, alpha=0.95, noise=kept)
+    table = replace(
+        table,
+        images_from="slow",
+        images_weights_hash=slow.weights_hash,
+        encoder_hash=encoder_hash(encoder_folder(settings.encoder)),
+    )
+    catalog = await open_catalog(settings.catalog_url)
+    await catalog.profiles.put("image_k_table_0.95", "quick from slow", quick.weights_hash, table_to_json(table))
+    await catalog.close()
+    async with house(settings) as it:
+        usual = await it.client.generate("a red fox", seed=1, steps=50, deadline_s=60.0)
+        assert (usual.model, usual.plan.for_deadline) == ("slow", "")
+        hurried = await it.client.generate("a blue car", seed=2, steps=50, deadline_s=0.7)
+        assert (hurried.model, hurried.plan.source, hurried.steps_run) == ("quick", PlanSource.NOISE, 50)
+        assert hurried.plan.for_deadline == "model"
+        assert "Taken to meet the deadline of 0.7 s: quick after step 0 of 50" in hurried.plan.reason
+        view = await it.client.get_job(hurried.job.id)
+        assert view.job.plan == hurried.plan
+        with pytest.raises(
+            InvalidRequestError, match=r"must leave at least 1.* s, the predicted time of this request alone \(got"
+        ):
+            await it.client.generate("a blue car", seed=3, steps=50, deadline_s=0.7, quality="slow")
+        with pytest.raises(InvalidRequestError, match=r"at least 0\.1 s.*alone \(quick after step 0 of 50\)"):
+            await it.client.generate("two green trees", seed=3, steps=50, deadline_s=0.05)

@@ -45,6 +45,12 @@ class Lookup(Section):
         0.0,
         description="Share of hits that are generated from noise anyway, so that images stay diverse (NIRVANA §9).",
     )
+    deadline_savings: Share = Field(
+        0.5,
+        description="Largest `savings` that the planner takes for a request that would miss its deadline otherwise. "
+        ".5 stays within the measured bound; 1 doubles the loss that it allows. 0: no plan gives up quality for a "
+        "deadline.",
+    )
     reuse_bound: Literal["auto", "nirvana", "flexcache", "modm"] = Field(
         "auto",
         description="Policy of reuse. nirvana: from latents, by the K table. flexcache: so too, and from pairs of "

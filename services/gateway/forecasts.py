@@ -1,0 +1,115 @@
+"""Forecasts for a request with a deadline: what its runs would take now, by model and lane (PatchedServe §6.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from services.gateway.finish import Fleet, Standalones, check_in_time, finish_s, wait_and_slowdown
+from shared.catalog.jobs.lanes import Backlog
+from shared.domain.forecasts import Forecast
+from shared.domain.messages import lane_of, refine_lane
+from shared.domain.types import Job, Modality, Plan, Request
+from shared.models import ModelCard
+
+FleetOf = Callable[[str], Fleet]
+"""Model → the workers that run it."""
+
+
+class Backlogs(Protocol):
+    """The catalog's lanes (shared.catalog.jobs.lanes)."""
+
+    async def backlog(self, lane: str) -> Backlog: ...
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What a request with a deadline finds: the jobs of each lane in which its plan may wait, and the workers."""
+
+    request: Request
+    card: ModelCard
+    """Card of the model asked for."""
+    lanes: Mapping[str, Sequence[ModelCard]]
+    """Lane → the models that may run a plan there."""
+    backlogs: Mapping[str, Backlog]
+    standalones: Standalones
+    fleet: FleetOf
+    unable: Collection[str]
+    """Models that no worker can run."""
+
+    def forecasts(self, plans: Sequence[Plan] = ()) -> list[Forecast]:
+        """Return what a run of each lane and model takes now. Models of unknown step times are left out, and those that
+        no worker can run.
+
+        plans: those of the request's other images, which count in every lane.
+        """
+        request, seconds = self.request, [self._plan_s(one) for one in plans]
+        found = []
+        for lane, models in self.lanes.items():
+            behind = _behind(self.backlogs[lane], len(seconds), sum(seconds))
+            for one in (able for able in models if able.name not in self.unable):
+                own, fleet = one.name == self.card.name, self.fleet(one.name)
+                guidance = request.guidance if own else one.guidance_for(request.guidance, self.card)
+                step_s, decode_s = self.standalones.pace_s(request, one.name, guidance, fleet)
+                if step_s > 0:
+                    wait_s, slowdown = wait_and_slowdown(behind, fleet)
+                    found.append(Forecast(lane, one.name, wait_s, step_s, decode_s, slowdown))
+        return found
+
+    def _plan_s(self, plan: Plan) -> float:
+        return self.standalones.plan_s(self.request, plan, self.fleet(plan.model))
+
+
+def lanes_for(request: Request, card: ModelCard, served: Mapping[str, ModelCard]) -> dict[str, tuple[ModelCard, ...]]:
+    """Return the lanes in which a plan of this request may wait, each with the models that may run the plan there."""
+    if request.names_a_model or request.modality is Modality.VIDEO:
+        return {lane_of(card.name): (card,)}
+    models = (card, *(one for one in served.values() if one.name != card.name))
+    lanes = {lane_of(one.name): (one,) for one in models}
+    return lanes | ({refine_lane(request.modality): models} if len(models) > 1 else {})
+
+
+class Predictor:
+    """The predicted finish of new requests that have a deadline."""
+
+    def __init__(
+        self,
+        lanes: Backlogs,
+        served: Mapping[str, ModelCard],
+        standalones: Standalones,
+        fleet: FleetOf,
+        unable: Callable[[], Collection[str]],
+    ) -> None:
+        """served: the models of images. unable: returns the models that no worker can run."""
+        self._lanes, self._served, self._standalones = lanes, served, standalones
+        self._fleet, self._unable = fleet, unable
+
+    async def ahead(self, request: Request, card: ModelCard) -> Ahead | None:
+        """Return what the request finds; None where its plan follows no deadline."""
+        if request.deadline_s is None or request.named_job:
+            return None
+        lanes = lanes_for(request, card, self._served)
+        backlogs = {lane: await self._lanes.backlog(lane) for lane in lanes}
+        return Ahead(request, card, lanes, backlogs, self._standalones, self._fleet, self._unable())
+
+    async def predicted(self, jobs: Sequence[Job], ahead: Ahead | None, *, refuse: bool) -> list[Job]:
+        """Return the jobs with their predicted finish, where their request has a deadline. refuse: raise LateError for
+        one that is predicted late."""
+        found, before_s, known = list[Job](), 0.0, {} if ahead is None else ahead.backlogs
+        for job in jobs:
+            if job.request.deadline_s is not None and job.standalone_s and not job.state.final:
+                backlog = known.get(job.lane) or await self._lanes.backlog(job.lane)
+                behind = _behind(backlog, len(found), before_s)
+                predicted_s = finish_s(job.standalone_s, behind, self._fleet(job.plan.model))
+                if refuse:
+                    check_in_time(job.request, job.standalone_s, predicted_s, job.plan.soonest)
+                job = replace(job, predicted_s=predicted_s)
+            before_s += job.standalone_s
+            found.append(job)
+        return found
+
+
+def _behind(backlog: Backlog, jobs: int, seconds: float) -> Backlog:
+    """Return the backlog with this many more queued jobs, which take `seconds` alone."""
+    return replace(backlog, queued=backlog.queued + jobs, queued_s=backlog.queued_s + seconds)

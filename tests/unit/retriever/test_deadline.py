@@ -1,0 +1,165 @@
+"""A plan that is predicted late becomes the preferred one that is in time, and no cheaper one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.retriever.bounds import ImageTables, TableBound
+from services.retriever.cost import Pace
+from services.retriever.deadline import Deadline, meet
+from services.retriever.planning import Options, options_of, plan_of
+from services.retriever.question import Refiner, Rules
+from services.retriever.sooner import Run, runs_in_order
+from services.retriever.starts import Found
+from shared.domain.forecasts import Forecast
+from shared.domain.types import Entry, Hit, Plan, PlanSource
+from shared.models.k_table import FIG_10, KTable, Level
+from shared.models.tables_in_force import ImageTable
+from shared.runtime.settings import Settings
+from tests.unit.cached import request as asked_for
+from tests.unit.cached import unit
+from tests.unit.retriever.conftest import house
+from tests.unit.retriever.test_pictures import with_picture
+from tests.unit.retriever.test_planning import CARD, entry, question
+
+IMAGES = ImageTables(lambda *_: ImageTable(KTable((Level(20, 0.2),), source="measured")))
+SMALL = Refiner(
+    "small", "w2", pace=Pace(0.5, 1.0, known=True), small=True, noise=lambda varied: () if varied else (50,)
+)
+SERVED = ("large", "small")
+LANES = ("generate.large", "large"), ("generate.small", "small"), ("generate.refine", "small")
+
+
+def forecast(wait_s: float = 0.0, step_s: float = 1.0, of: tuple[str, str] = LANES[0]) -> Forecast:
+    return Forecast(*of, wait_s, step_s)
+
+
+def options(found: Sequence[tuple[float, Entry]], savings: float = 0.5, **more: Any) -> Options:
+    """All starts from latents by NIRVANA's table, and from images of similarity .5 by the small model."""
+    asked, images = question(savings=savings, deadline_s=1.0), more.pop("images", ())
+    bound = TableBound({50: FIG_10}, {"small": IMAGES}, savings=savings)
+    entries = {one.id: one for one in (*(one for _, one in found), *images)}
+    hits = Found([Hit(one.id, s) for s, one in found], [Hit(one.id, 0.5) for one in images], entries)
+    return options_of(asked, Rules(bound, CARD.step_in, **more), hits)
+
+
+def planned(
+    own: Options, limit_s: float, forecasts: Sequence[Forecast], wide: Options | None = None
+) -> tuple[Plan, Plan, list[Run], Deadline]:
+    """The plan, the ordinary one, the runs and the deadline."""
+    deadline = Deadline(replace(own.question.request, deadline_s=limit_s), SERVED, forecasts)
+    ordinary, runs = plan_of(own), runs_in_order(own, wide)
+    return meet(deadline, ordinary, runs), ordinary, runs, deadline
+
+
+def test_a_plan_in_time_and_one_of_unknown_step_times_stay() -> None:
+    own = options([(0.92, entry("a"))])
+    made, ordinary, *_ = planned(own, 30.0, [forecast()])
+    assert made is ordinary
+    assert ordinary.start_step == 20
+    made, ordinary, *_ = planned(own, 29.0, [])
+    assert made is ordinary
+
+
+def test_more_savings_than_the_request_named_are_taken_as_far_as_needed() -> None:
+    near = [(0.96, entry("a"))]
+    own, wide = options(near, savings=0.0), options(near, savings=0.5, every_start=True)
+    assert plan_of(own).start_step == 20
+    made, *_ = planned(own, 25.0, [forecast()], wide)
+    assert (made.start_step, made.for_deadline, made.state_key) == (25, "start", "states/a/1/25")
+    assert "large after step 25 of 50 is predicted to take 25 s, large after step 20 of 50 30 s" in made.reason
+    assert [one.chosen for one in made.candidates] == [True]
+    far = options([(0.86, entry("b"))], savings=0.0), options([(0.86, entry("b"))], savings=0.5, every_start=True)
+    assert plan_of(far[0]).start_step == 5
+    assert planned(far[0], 40.0, [forecast()], far[1])[0].start_step == 10  # 15 would be allowed
+    late, ordinary, *_ = planned(far[0], 30.0, [forecast()], far[1])
+    assert (late.start_step, late.for_deadline) == (ordinary.start_step, "")
+    assert late.soonest is not None
+    assert (late.soonest.run, late.soonest.finish_s, late.soonest.alone_s) == ("large after step 15 of 50", 35.0, 35.0)
+
+
+def test_the_small_model_runs_where_its_lane_is_shorter() -> None:
+    own = options([(0.96, entry("a"))], images=[with_picture("i")], refiners=(SMALL,))
+    waits = [forecast(100.0), forecast(0.0, 0.5, LANES[2])]
+    assert plan_of(own).model == "small"  # 30 steps of half the cost
+    dear = options([(0.96, entry("a"))], images=[with_picture("i")], refiners=(replace(SMALL, pace=Pace()),))
+    assert plan_of(dear).model == "large"
+    made, *_ = planned(dear, 20.0, waits)
+    assert (made.source, made.model, made.start_step, made.for_deadline) == (PlanSource.IMAGE, "small", 20, "model")
+    assert [one.model for one in made.may_run] == ["small"]
+    noise = options([], refiners=(SMALL,))
+    made, *_ = planned(noise, 30.0, [forecast(), forecast(0.0, 0.5, LANES[1])])
+    assert (made.source, made.model, made.weights_hash, made.for_deadline) == (PlanSource.NOISE, "small", "w2", "model")
+    assert planned(replace(noise, varied=True), 30.0, [forecast(), forecast(0.0, 0.5, LANES[1])])[0].model == "large"
+
+
+def test_another_model_never_takes_a_request_that_names_one_nor_fewer_steps() -> None:
+    forecasts = [forecast(), forecast(0.0, 0.1, LANES[1])]
+    few = replace(SMALL, steps=(10,), noise=lambda _: (10,))
+    assert planned(options([], refiners=(few,)), 30.0, forecasts)[0].model == "large"
+    base = options([], refiners=(SMALL,))
+    named = replace(base, question=replace(base.question, request=replace(base.question.request, quality="large")))
+    assert planned(named, 30.0, forecasts)[0].model == "large"
+
+
+@given(
+    st.lists(st.floats(0.6, 0.999), max_size=4),
+    st.floats(1.0, 60.0),
+    st.floats(0.0, 0.4),
+    st.lists(st.tuples(st.floats(0.0, 50.0), st.floats(0.1, 1.5)), min_size=3, max_size=3),
+)
+def test_the_plan_is_never_cheaper_than_the_deadline_needs(
+    similarities: list[float], limit_s: float, savings: float, lanes: list[tuple[float, float]]
+) -> None:
+    near = [(one, entry(f"e{n}")) for n, one in enumerate(similarities)]
+    images = [with_picture("i")]
+    own = options(near, savings, images=images, refiners=(SMALL,))
+    wide = options(near, 0.5, images=images, refiners=(SMALL,), every_start=True)
+    forecasts = [forecast(*times, of=of) for of, times in zip(LANES, lanes, strict=True)]
+    made, ordinary, runs, deadline = planned(own, limit_s, forecasts, wide)
+    if not deadline.late(ordinary):
+        assert made is ordinary
+        return
+    finishes = [(run, found[1]) for run in runs if (found := deadline.of(run)) is not None]
+    in_time = [run for run, finish_s in finishes if finish_s <= limit_s]
+    if not in_time:
+        assert made.soonest is not None
+        assert made.soonest.finish_s == min(finish_s for _, finish_s in finishes)
+        assert replace(made, soonest=None, reason="") == replace(ordinary, reason="")
+        return
+    assert not deadline.late(made)
+    assert made.for_deadline
+    own_keys = {run.key for run in runs_in_order(own)}
+    within = [run for run in in_time if run.key in own_keys]
+    best = min(within, key=lambda run: run.start.cost) if within else max(in_time, key=lambda run: run.start.cost)
+    assert (made.model, made.start_step) == (best.start.model, best.start.step)
+
+
+@pytest.mark.parametrize("deadline_savings", [0.0, 0.5])
+async def test_the_retriever_plans_for_a_deadline_and_searches_despite_a_predicted_miss(
+    noop: Settings, deadline_savings: float
+) -> None:
+    settings = noop.model_copy(update={"deadline_savings": deadline_savings})
+    async with house(settings) as it:
+        vector = unit(1)
+        await it.cache(asked_for(user="ada"), vector)
+        asked = asked_for("a red cube on a table", savings=0.0, deadline_s=30.0)
+        times = [{"lane": "generate.noop", "model": "noop", "step_s": 1.0, "slowdown": 1.0}]
+        usual = await it.plan(asked, vector, predicted_hit=False)
+        assert usual.source is PlanSource.NOISE
+        made = await it.plan(asked, vector, predicted_hit=False, forecasts=times)
+        assert (made.source, made.start_step, made.for_deadline) == (PlanSource.LATENT, 25, "start")
+        assert (made.predicted_hit, made.looked_up) == (False, False)
+        loose = await it.plan(replace(asked, deadline_s=60.0), vector, predicted_hit=False, forecasts=times)
+        assert (loose.source, loose.for_deadline) == (PlanSource.NOISE, "")
+        tight = await it.plan(replace(asked, deadline_s=3.0), vector, predicted_hit=False, forecasts=times)
+        assert tight.soonest is not None
+        assert tight.soonest.finish_s == 25.0
+        off = await it.plan(replace(asked, deadline_s=None), vector, predicted_hit=False, forecasts=times)
+        assert off == replace(usual, candidates=off.candidates)
