@@ -43,6 +43,8 @@ class Form:
     clips: int = 0
     """Number of clips among the jobs."""
     clip_steps: int = 20
+    lane_order: str = "arrival"
+    """Of the workers; with `urgent` they join and set aside by slack too, and have fewer rows than there are calls."""
     settle_s: float = 120.0
     least_resumes: int = 1
     kill_s: tuple[float, float] = (2.0, 5.0)
@@ -77,6 +79,10 @@ SHORT = Form(
     weights={"gpu_worker": 2.0, "gateway": 2.0, "retriever": 1.0, "global_monitor": 1.0,
              "cache_maintainer": 1.0, "segmenter": 1.0, "text_extractor": 1.0},
 )  # fmt: skip
+
+
+URGENT_ROWS = 3
+"""Rows of a worker where its lane is ordered by urgency: jobs must wait for the order to matter."""
 
 
 def whole(jobs: int, clips: int = 0, kills: float = 1.0, slow: float = 1.0) -> Form:
@@ -129,6 +135,8 @@ class FaultStack(SlowStack):
             "lookup_timeout_s": 5.0,
             "log_level": "warning",
         }
+        if form.lane_order == "urgent":
+            settings |= {"lane_order": "urgent", "scheduler": "slack", "set_aside": True, "max_rows": URGENT_ROWS}
         if form.clips:
             settings |= {
                 "video": str(models / tiny_clips.CLIPS),
@@ -179,20 +187,24 @@ def asked(form: Form, chance: random.Random, name: str = "key") -> dict[str, dic
                 "seed": chance.randrange(2**31),
                 "steps": STEPS,
                 "guidance": chance.choice((1.0, 1.0, 2.5)),
-                "width": 32,
-                "height": 32,
+                **dict(zip(("width", "height"), chance.choice(PIXELS), strict=True)),
                 "cache": chance.choices(("auto", "off"), (4, 1))[0],
                 "fresh_noise": chance.choice((0.0, 0.0, 0.3)),
                 "variation": "same",
             }
-            if number % 3 == 0:  # without `drop_if_late`: they only change the order where lane_order=urgent is set
-                fields["deadline_s"] = 20.0 + 30.0 * (number % 7)
+            if number % 3 == 0:  # without `drop_if_late`, so that each still gets its image
+                fields["deadline_s"] = chance.choice(DEADLINES_S)
             if clip:
                 fields |= {"modality": "video", "steps": form.clip_steps, "frames": chance.choice(LENGTHS)}
+                fields |= {"width": 32, "height": 32}
         requests[f"{name}-{number}"] = fields
     return requests
 
 
+PIXELS = ((32, 32), (32, 32), (48, 32), (32, 48), (48, 48))
+"""Width and height of images."""
+DEADLINES_S = (3.0, 10.0, 30.0, 100.0)
+"""The first is missed where jobs wait, the last is met unless many workers die."""
 LENGTHS = (4, 4, 4, 4, 4, 4, 4, 12)
 """Frames of clips; twelve exceed half a message, so that clients read the clip in parts."""
 SIZES = ("a tiny", "a small", "a large", "a huge")

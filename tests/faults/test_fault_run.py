@@ -3,6 +3,7 @@
 A short form by default; FAULTS=full for the whole (1,000 jobs; FAULTS_JOBS=n: fewer of them), FAULTS_SEED=n for the
 same chances again. FAULTS_VIDEO=n runs the full form with n clips and half as many images (FAULTS_JOBS=n: as many).
 Beside these: FAULTS_KILLS=3 kills services three times as often, FAULTS_SLOW=3 slows each worker to a third.
+FAULTS_ORDER=urgent orders lanes by urgency, arrival does not; without it the seed chooses.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,6 +42,9 @@ IMAGES = int(os.environ.get("FAULTS_JOBS") or (CLIPS // 2 if CLIPS else 1000))
 FORM = whole(IMAGES + CLIPS, CLIPS, KILLS, SLOW) if WHOLE else SHORT
 MODELS = {"large", "encoder", "video", "segmenter"}
 OTHERS = {"kills": KILLS, "slow": SLOW}
+SEED = int(os.environ.get("FAULTS_SEED") or random.randrange(10**6))
+ORDER = os.environ.get("FAULTS_ORDER") or ("arrival", "urgent")[SEED % 2]
+FORM = replace(FORM, lane_order=ORDER)
 
 
 class ShortStack(ForkedStack, FaultStack):
@@ -48,9 +53,8 @@ class ShortStack(ForkedStack, FaultStack):
 
 async def test_services_and_servers_are_killed_under_load(tmp_path_factory: pytest.TempPathFactory, say: Say) -> None:
     all_servers()
-    seed = int(os.environ.get("FAULTS_SEED") or random.randrange(10**6))
-    jobs = f"{FORM.jobs} jobs ({FORM.clips} clips)"
-    say(f"seed {seed}: {jobs}, T = {STEPS}, {FORM.clients} clients, {dict(FORM.replicas)}")
+    seed, jobs = SEED, f"{FORM.jobs} jobs ({FORM.clips} clips)"
+    say(f"seed {seed}: {jobs}, T = {STEPS}, {FORM.clients} clients, order by {ORDER}, {dict(FORM.replicas)}")
     models = build_models(tmp_path_factory.mktemp("models"), FORM)
     paths = {path.name: str(path) for path in models.iterdir()}
     on, stack = machine(), (FaultStack if WHOLE else ShortStack)(folder() / "faults", models, FORM)
@@ -98,15 +102,14 @@ async def test_services_and_servers_are_killed_under_load(tmp_path_factory: pyte
 
 
 def _name() -> str:
-    return "".join(
-        ["faults_video" if CLIPS else "faults", *(f"_{name}_{times:g}" for name, times in OTHERS.items() if times != 1)]
-    )
+    others = (f"_{name}_{times:g}" for name, times in OTHERS.items() if times != 1)
+    return "".join(["faults_video" if CLIPS else "faults", "_urgent" * (ORDER == "urgent"), *others])
 
 
 def _command(seed: int) -> str:
     others = "".join(f"FAULTS_{name.upper()}={times:g} " for name, times in OTHERS.items() if times != 1)
     form = f"FAULTS_VIDEO={CLIPS}" if CLIPS else "FAULTS=full"
-    return f"{form} {others}FAULTS_JOBS={IMAGES} FAULTS_SEED={seed} make faults"
+    return f"{form} {others}FAULTS_JOBS={IMAGES} FAULTS_SEED={seed} FAULTS_ORDER={ORDER} make faults"
 
 
 async def _broken(stack: FaultStack, seed: int) -> tuple[Load, Killer, float]:
@@ -173,6 +176,11 @@ def _figures(load: Load, killer: Killer, jobs: Sequence[Job]) -> dict[str, Any]:
             "sources": dict(Counter(str(job.plan.source) for job in clips)),
             "most_bytes": max((job.result.picture_bytes for job in clips if job.result), default=0),
         },
+        "sizes": dict(sorted(Counter(str(job.request.size) for job in jobs).items())),
+        "deadlines": dict(
+            Counter("met" if job.deadline_met else "missed" for job in jobs if job.deadline_met is not None)
+        ),
+        "for_deadline": dict(Counter(job.plan.for_deadline for job in jobs if job.plan.for_deadline)),
         "kills": len(killer.killed),
         "killed": killer.kinds,
         "servers_killed": killer.servers_killed,

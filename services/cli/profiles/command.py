@@ -107,7 +107,8 @@ def profile(
     first. Quality is the CLIP score relative to the score from noise. Where the judge knows the changed attribute,
     quality also needs that attribute in the image.
     With --images-from, the start is a finished image of that model at the noise level of K (MoDM §5.2), and the
-    similarity is between prompt and image.
+    similarity is between prompt and image. Runs of the measured model from noise are compared too: where they keep the
+    quality of the other model, they may meet deadlines.
     Look and copying are measured on every pair, variety with fresh noise on one pair in eight.
     Writes rows.jsonl, one k_table_<alpha>.json per α (image_k_table_<model>_<alpha>.json for images), quality.json,
     latency.json, quality.png and report.html. Each further T has a folder T<steps>; its reference is the first T.
@@ -204,7 +205,7 @@ def _measured(run: Run, pairs: int, alphas: Sequence[float], console: Console) -
     for table in tables.values():
         text = json.dumps(table_to_json(table), indent=1) + "\n"
         pairs_of = "segmenter" in about
-        (folder / table_file(table, steps if noise else 0, pairs=pairs_of)).write_text(text)
+        (folder / table_file(table, steps if run.profiler.further else 0, pairs=pairs_of)).write_text(text)
     measured = quality(records, rows, min(tables), steps)
     (folder / "quality.json").write_text(json.dumps(measured, indent=1) + "\n")
     try:

@@ -62,7 +62,8 @@ class Profiler:
     against: Family | None = None
     """None: `family` itself."""
     reference_steps: int = 0
-    """T of the reference; 0: `steps`. With another T, the image from noise at `steps` is measured as K = 0."""
+    """T of the reference; 0: `steps`. With another T, or another model `against`, the image from noise by `family` at
+    `steps` is measured as K = 0."""
     variety: bool = True
     """Also measure variety, on one pair in VARIED_EVERY."""
 
@@ -78,12 +79,18 @@ class Profiler:
 
     @property
     def measured(self) -> tuple[int, ...]:
-        """Return the K of a pair's records: `ks`, after 0 where the reference has another T."""
+        """Return the K of a pair's records: `ks`, after 0 where the reference has another T or is another model's."""
         return (*((0,) if self._apart else ()), *self.ks)
 
     @property
-    def _apart(self) -> bool:
+    def further(self) -> bool:
+        """Whether the reference has another T."""
         return self.reference_steps not in (0, self.steps)
+
+    @property
+    def _apart(self) -> bool:
+        others = self.against is not None and self.against.card.name != self.family.card.name
+        return others or self.further
 
     @property
     def varied_noise(self) -> float:

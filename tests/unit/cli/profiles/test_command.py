@@ -238,6 +238,8 @@ async def test_a_profile_from_pictures_of_another_model(models: Path, tmp_path: 
     assert (about["model"], about["images_from"], about["against"]) == ("small", "large", "large")
     assert [about[name] for name in ("dtype", "images_dtype", "against_dtype")] == ["float32"] * 3
     table = table_from_json(json.loads((tmp_path / "out" / "image_k_table_large_0.5.json").read_text()))
+    assert table.noise is not None  # its runs from noise, against those of the large model
+    assert (table.noise.k, table.noise.count) == (0, 2)
     assert (table.images_from, table.images_weights_hash) == ("large", find_card(str(models / "large")).weights_hash)
     catalog = await open_catalog(f"sqlite+aiosqlite:///{tmp_path}/catalog.sqlite3")
     assert await catalog.profiles.get("image_k_table_0.5", "small from large", table.weights_hash) is not None
