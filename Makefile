@@ -60,7 +60,7 @@ lock: dev        ## write constraints.txt from pyproject.toml
 bench: dev       ## run every benchmark of `python -m bench` on this machine; takes about two hours
 	@$(PY) -m bench
 
-faults: dev      ## kill services and servers under load, cut networks (FAULTS=full: 1,000 jobs, 15 minutes; FAULTS_VIDEO=200: 200 clips; FAULTS_KILLS=3: three times the kills; FAULTS_SLOW=3: steps three times as long)
+faults: dev      ## kill services and servers under load, cut networks (FAULTS=full: 1,000 jobs, 15 minutes; FAULTS_VIDEO=200: 200 clips; FAULTS_KILLS=3: three times the kills; FAULTS_SLOW=3: steps three times as long; FAULTS_ORDER=urgent: lanes ordered by urgency)
 	@$(PY) -m pytest tests/faults -s -q
 
 judge: dev       ## score the bundled models on held-out prompts; writes out/judge/summary.json (needs npm; 15 to 30 minutes)

@@ -1,4 +1,4 @@
-"""Run every benchmark with its defaults, one after the other: `python -m bench` (about two hours on two cores)."""
+"""Run every benchmark with its defaults, one after the other: `python -m bench` (about two and a half hours on two cores)."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ COMMANDS: dict[str, list[str]] = {
     "clip_replays": ["bench.replays.clip_replays"],
     "clip_equal": ["bench.replays.clip_equal"],
     "two_processes": ["bench.two_processes"],
+    "deadline_processes": ["bench.deadline_processes"],
 }
 """Name → arguments of `python -m`, in order of dependence. `k_quality` reads the profile before it. The benchmarks
 after `trace_plans` read its hits. `two_model_quality` takes hours and is left out."""
