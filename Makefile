@@ -57,7 +57,7 @@ docs: dev        ## write docs/reference from the code, and build the pages as a
 lock: dev        ## write constraints.txt from pyproject.toml
 	@PATH=$$PWD/.venv/bin:$$PATH ./scripts/lock.sh
 
-bench: dev       ## run every benchmark of `python -m bench` on this machine; takes about two hours
+bench: dev       ## run every benchmark of `python -m bench` on this machine; takes about two and a half hours
 	@$(PY) -m bench
 
 faults: dev      ## kill services and servers under load, cut networks (FAULTS=full: 1,000 jobs, 15 minutes; FAULTS_VIDEO=200: 200 clips; FAULTS_KILLS=3: three times the kills; FAULTS_SLOW=3: steps three times as long; FAULTS_ORDER=urgent: lanes ordered by urgency)

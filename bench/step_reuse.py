@@ -37,7 +37,7 @@ from bench.measuring.step_caches import CACHES, timed_caches
 from services.cli.profiles.judging import judge_of
 from services.cli.profiles.measure import Profiler
 from services.cli.profiles.pairs import ScenePair
-from services.cli.profiles.reuse import attribute_gain, decide_s, generated, recorded, scores
+from services.cli.profiles.reuse import attribute_gain, generated, recorded, scores
 from services.cli.profiles.reuse_forest import BLOCK, REUSES, Floats, Measured, fit_reuse
 from services.gpu_worker.engine.reuse.block_reuse import Policy
 from services.gpu_worker.families import load_family
@@ -123,6 +123,20 @@ def _of_layout(profiler: Profiler, options: argparse.Namespace, layout: str) -> 
         "agrees": _agrees(found, rows, changed, options.change),
         "sizes": {str(size): _of_size(profiler, asked, size, ways, options) for size in sizes},
     }
+
+
+def decide_s(found: StepReuse, patches: int = 10_000, repeats: int = 50) -> float:
+    """Return the median seconds of one decision about so many patches."""
+    draw = np.random.default_rng(0)
+    times = draw.uniform(0, 1000, patches)
+    in_a_row = draw.integers(0, 4, patches)
+    moved = draw.uniform(0, 0.1, patches)
+    taken = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        found.reused(0, times, in_a_row, moved)
+        taken.append(time.perf_counter() - begun)
+    return float(np.median(taken))
 
 
 def _agrees(found: StepReuse, rows: Measured, changed: Floats, change: float) -> dict[str, float]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.text import Text
@@ -239,19 +238,3 @@ def _figures(quality: Quality) -> Mapping[str, Any]:
 
 def _chunks(pairs: Sequence[ScenePair], size: int = CHUNK) -> list[Sequence[ScenePair]]:
     return [pairs[at : at + size] for at in range(0, len(pairs), size)]
-
-
-def decide_s(found: StepReuse, patches: int = 10_000, repeats: int = 50) -> float:
-    """Return the median seconds of one decision about so many patches."""
-    import time
-
-    draw = np.random.default_rng(0)
-    times = draw.uniform(0, 1000, patches)
-    in_a_row = draw.integers(0, 4, patches)
-    moved = draw.uniform(0, 0.1, patches)
-    taken = []
-    for _ in range(repeats):
-        begun = time.perf_counter()
-        found.reused(0, times, in_a_row, moved)
-        taken.append(time.perf_counter() - begun)
-    return float(np.median(taken))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import torch
 from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import Checkpointed, Finished
 from services.gpu_worker.engine.reuse import block_reuse
-from services.gpu_worker.engine.rows import FromCheckpoint, FromState, Task
+from services.gpu_worker.engine.rows import FromCheckpoint, FromState, Row, Task
+from services.gpu_worker.engine.scheduler import Decision
+from services.gpu_worker.engine.schedulers import ByPriority
 from services.gpu_worker.families import load_family
 from services.gpu_worker.families.unet import UNetFamily
 from shared.domain.types import Size
@@ -156,6 +159,41 @@ def test_rows_that_join_leave_and_are_cancelled_keep_the_others_unchanged(reusin
         done |= finished(engine.step())
     assert set(done) == {"stays", "hit", "later"}
     np.testing.assert_allclose(done["stays"].latent, alone, atol=1e-4)
+
+
+class Scripted(ByPriority):
+    """Sets the first row aside for the second one before its fourth step, and takes it back when that one has left."""
+
+    def decide(self, waiting: Sequence[Task], running: Sequence[Row], *rest: Any) -> Decision:
+        *_, aside = rest
+        if waiting and not running:
+            return Decision(join=(waiting[0].id,))
+        if waiting and running[0].done == 3:
+            return Decision(join=(waiting[0].id,), aside=(running[0].task.id,))
+        return Decision(resume=tuple(row.task.id for row in aside)) if not running else Decision()
+
+
+def test_a_row_that_was_set_aside_goes_on_with_its_cache(reusing: UNetFamily) -> None:
+    reusing.reuse_blocks(always(most=2))
+    tasks = [task("patient"), task("urgent", size=WIDE, prompt="two boats", seed=2)]
+    alone = {one.id: solo(reusing, one).latent for one in tasks}
+    engine = Engine({"large": reusing}, max_rows=8, scheduler=Scripted())
+    for one in tasks:
+        engine.submit(one)
+    done: dict[str, Finished] = {}
+    order, kept = [], None
+    for _ in range(2 * STEPS):
+        found = finished(engine.step())
+        order += [*found]
+        done |= found
+        if "patient" in engine._aside:
+            blocks = engine._aside["patient"].blocks
+            kept = kept or {name: dict(cache.blocks) for name, cache in blocks.items()}
+            assert kept == {name: dict(cache.blocks) for name, cache in blocks.items()}
+    assert order == ["urgent", "patient"]
+    assert kept
+    for name, latent in alone.items():
+        np.testing.assert_array_equal(done[name].latent, latent)  # each ran alone, and reused as it does alone
 
 
 def test_a_resumed_row_begins_with_an_empty_cache(reusing: UNetFamily) -> None:
