@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from shared.models.latency import KIND
 from shared.models.standalone import Line, Standalone, line_through
 from shared.runtime.telemetry import log
 
+REREAD_S = 30.0
 UNKNOWN = Line(1.0, 0.0)
 """Step times that were neither profiled nor reported: batches count as no slower than single rows."""
 
@@ -111,14 +113,22 @@ class Standalones:
         self._known: dict[str, Standalone] = {}
 
     async def read(self) -> None:
-        """Read the profiles. Without the catalog, those beside the weights count."""
+        """Read the profiles. Without the catalog, those read before count, else those beside the weights."""
         for name, card in self._cards.items():
             try:
                 measured = await self._profiles.get(KIND, name, card.weights_hash)
             except AfterimageError as error:
                 log("gateway").warning("measured step times not read", model=name, error=str(error))
+                if name in self._known:
+                    continue
                 measured = None
             self._known[name] = Standalone.of(card, measured)
+
+    async def keep_fresh(self) -> None:
+        """Read the profiles again every REREAD_S seconds, without end, so that a new one needs no restart."""
+        while True:
+            await asyncio.sleep(REREAD_S)
+            await self.read()
 
     def of(self, model: str) -> Standalone | None:
         return self._known.get(model)

@@ -72,7 +72,8 @@ class GatewayService(GatewayServiceServicer):
         )
         if catalog.process_local:
             await self._sweeper.recover()
-        self._sweeping = asyncio.create_task(self._sweeper.run())
+        loops = self._sweeper.run(), self._intake.standalones.keep_fresh()
+        self._tasks = [asyncio.create_task(one) for one in loops]
 
     def register(self, server: grpc.aio.Server) -> str:
         add_GatewayServiceServicer_to_server(self, server)
@@ -82,9 +83,9 @@ class GatewayService(GatewayServiceServicer):
         self._calls.fanout.drain()
 
     async def stop(self) -> None:
-        self._sweeping.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._sweeping
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._calls.timers.close()
         await self._reports.close()
         await self._intake.close()

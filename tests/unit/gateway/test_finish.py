@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from services.gateway.finish import UNKNOWN, Fleet, Standalones, check_in_time, finish_s, fleet_of
 from shared.catalog.jobs.lanes import Backlog
-from shared.domain.errors import InvalidRequestError, LateError
+from shared.domain.errors import InvalidRequestError, LateError, UnavailableError
 from shared.domain.messages import WorkerReported
-from shared.domain.types import Plan, PlanSource, Request, Size
+from shared.domain.types import Plan, PlanSource, Request, Size, Soonest
 from shared.models import find_card
 from shared.models.k_table import NoProfiles
 from shared.models.standalone import Line, Standalone
@@ -94,3 +95,40 @@ def test_a_profile_of_this_deployment_is_not_rescaled_by_reports() -> None:
     here = Standalone.of(CARD, latency)
     size, guidance = CARD.default_size, CARD.default_guidance
     assert here.seconds(size, 1, guidance, 10, one_row_s=9.0) == pytest.approx(10 * 0.1 + 0.02)
+
+
+class Measured(NoProfiles):
+    """A catalog whose latency changes, and that may be away."""
+
+    def __init__(self) -> None:
+        self.step_s, self.away = 0.1, False
+
+    async def get(self, kind: str, model: str, weights_hash: str) -> dict[str, Any]:  # type: ignore[override]
+        if self.away:
+            raise UnavailableError("gone fishing")
+        return {"step_s": {"1": self.step_s, "2": 1.5 * self.step_s}, "decode_s": 0.0}
+
+
+async def test_a_new_profile_counts_without_a_restart_and_an_outage_changes_nothing() -> None:
+    profiles = Measured()
+    known = Standalones({CARD.name: CARD}, profiles)
+    request = replace(REQUEST, size=CARD.default_size, guidance=CARD.default_guidance)
+    plan = Plan(PlanSource.NOISE, CARD.name)
+    await known.read()
+    assert known.plan_s(request, plan, Fleet()) == pytest.approx(50 * 0.1)
+    assert known.pace_s(request, CARD.name, request.guidance, Fleet()) == pytest.approx((0.1, 0.0))
+    profiles.step_s = 0.2
+    await known.read()
+    profiles.away = True
+    await known.read()
+    assert known.plan_s(request, plan, Fleet()) == pytest.approx(50 * 0.2)
+
+
+def test_the_soonest_run_gives_the_least_deadline() -> None:
+    quick = Soonest("small after step 0 of 50", 6.0, 2.0)
+    with pytest.raises(
+        LateError, match=r"6 s after acceptance \(small after step 0 of 50\); retry in 1\.0 s.*least 6$"
+    ):
+        check_in_time(REQUEST, 9.0, 12.0, quick)
+    with pytest.raises(InvalidRequestError, match=r"at least 9 s, the predicted time of this request alone \(got"):
+        check_in_time(REQUEST, 9.0, 12.0, replace(quick, finish_s=13.0))

@@ -1,0 +1,73 @@
+"""What a request with a deadline finds: forecasts by lane and model, behind the request's other images."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from services.gateway.finish import Fleet, Standalones, finish_s
+from services.gateway.forecasts import Predictor, lanes_for
+from shared.catalog.jobs.lanes import Backlog
+from shared.domain.forecasts import forecast_of
+from shared.domain.types import Modality, Plan, PlanSource, Request, Size
+from shared.models import find_card
+from shared.models.k_table import NoProfiles
+from shared.models.standalone import Line
+
+LARGE, SMALL = find_card("bundled:large"), find_card("bundled:small")
+SERVED = {card.name: card for card in (LARGE, SMALL)}
+REQUEST = Request("a fox", Size(64, 64), 50, LARGE.default_guidance, 1, deadline_s=5.0)
+FLEET = Fleet(workers=1, rows=2, step_s=Line(0.1, 0.1))
+
+
+class Lanes:
+    """Backlogs by lane; an idle lane has none."""
+
+    def __init__(self, **queued: int) -> None:
+        self._queued = queued
+
+    async def backlog(self, lane: str) -> Backlog:
+        count = self._queued.get(lane.rpartition(".")[2], 0)
+        return Backlog(queued=count, queued_s=2.0 * count, running=2 * bool(count))
+
+
+async def predictor(unable: tuple[str, ...] = (), **queued: int) -> tuple[Predictor, Standalones]:
+    standalones = Standalones(SERVED, NoProfiles())
+    await standalones.read()
+    return Predictor(Lanes(**queued), SERVED, standalones, lambda _: FLEET, lambda: unable), standalones
+
+
+def test_lanes_are_those_that_a_plan_may_take() -> None:
+    assert list(lanes_for(REQUEST, LARGE, SERVED)) == ["generate.large", "generate.small", "generate.refine"]
+    assert list(lanes_for(replace(REQUEST, quality="large"), LARGE, SERVED)) == ["generate.large"]
+    assert list(lanes_for(replace(REQUEST, modality=Modality.VIDEO), LARGE, SERVED)) == ["generate.large"]
+    assert list(lanes_for(REQUEST, LARGE, {LARGE.name: LARGE})) == ["generate.large"]
+
+
+async def test_forecasts_equal_the_predicted_finish_of_a_plan() -> None:
+    made, standalones = await predictor(large=3)
+    ahead = await made.ahead(REQUEST, LARGE)
+    assert ahead is not None
+    forecasts = ahead.forecasts()
+    for source, model in ((PlanSource.NOISE, "large"), (PlanSource.NOISE, "small"), (PlanSource.IMAGE, "small")):
+        plan = Plan(source, model)
+        found = forecast_of(plan, REQUEST, SERVED, forecasts)
+        assert found is not None
+        guided = replace(REQUEST, guidance=REQUEST.guidance if model == "large" else SMALL.default_guidance)
+        own_s = standalones.plan_s(guided, plan, FLEET)
+        assert found.alone_s(50) == pytest.approx(own_s)
+        backlog = await Lanes(large=3).backlog(found.lane)
+        assert found.finish_s(50) == pytest.approx(finish_s(own_s, backlog, FLEET))
+    behind = forecast_of(Plan(PlanSource.NOISE, "large"), REQUEST, SERVED, ahead.forecasts([plan]))
+    assert behind is not None
+    assert behind.wait_s > forecasts[0].wait_s
+
+
+async def test_models_that_no_worker_can_run_and_requests_without_a_deadline_have_none() -> None:
+    made, _ = await predictor(unable=("small",))
+    ahead = await made.ahead(REQUEST, LARGE)
+    assert ahead is not None
+    assert {one.model for one in ahead.forecasts()} == {"large"}
+    assert await made.ahead(replace(REQUEST, deadline_s=None), LARGE) is None
+    assert await made.ahead(replace(REQUEST, from_job="j"), LARGE) is None
