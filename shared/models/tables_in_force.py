@@ -150,20 +150,26 @@ def _whole(path: Path) -> KTable | None:
 
 
 async def load_image_tables(profiles: Profiles, card: ModelCard, sources: Sequence[str], alpha: float) -> list[KTable]:
-    """Load `card`'s tables for starts from finished images: one per model whose images they are, and its weights.
+    """Load `card`'s tables for starts from finished images: one per model whose images they are, its weights, and T;
+    those of the default T first.
 
     `sources` are names of such models. A table of theirs in the catalog replaces the shipped one."""
-    found: dict[tuple[str, str], KTable] = {}
+    found: dict[tuple[str, str, int], KTable] = {}
     shipped = await asyncio.to_thread(_shipped, card, "image_k_table_*.json")
-    for pair in {(table.images_from, table.images_weights_hash) for table in shipped}:
-        of_pair = [table for table in shipped if (table.images_from, table.images_weights_hash) == pair]
-        found[pair] = _by_alpha(of_pair, alpha)[0]
+    for key in sorted({_measured_key(table) for table in shipped}):
+        found[key] = _by_alpha([table for table in shipped if _measured_key(table) == key], alpha)[0]
+    further = (0, *(steps for steps in card.auto_steps if steps != card.default_steps))
+    kinds = [profile_kind(alpha, images=True, steps=steps) for steps in further]
     for source in sources:
-        name = f"{card.name} from {source}"
-        table = await _profile(profiles, profile_kind(alpha, images=True), name, card.weights_hash, alpha)
-        if table is not None:
-            found[table.images_from, table.images_weights_hash] = table
-    return list(found.values())
+        for kind in kinds:
+            table = await _profile(profiles, kind, f"{card.name} from {source}", card.weights_hash, alpha)
+            if table is not None:
+                found[_measured_key(table)] = table
+    return sorted(found.values(), key=lambda table: table.steps != card.default_steps)
+
+
+def _measured_key(table: KTable) -> tuple[str, str, int]:
+    return table.images_from, table.images_weights_hash, table.steps
 
 
 async def load_pair_tables(profiles: Profiles, card: ModelCard, alpha: float) -> tuple[KTable, ...]:

@@ -253,6 +253,8 @@ def deadline(job: Job) -> str:
     said = [f"{request.deadline_s:.3g} s" + (f" ({request.slo})" if request.slo else "")]
     if job.predicted_s:
         said.append(f"predicted {job.predicted_s:.3g} s")
+    if job.plan.for_deadline:
+        said.append(f"planned with another {job.plan.for_deadline}")
     if job.deadline_met is not None:
         said.append("met" if job.deadline_met else "missed")
     return ", ".join(said)

@@ -26,7 +26,7 @@ async def store_measured(
     """Store tables, learned bound, latency, step times of mixes and codecs in the catalog; return the catalog's place,
     without a password.
 
-    tables: by α, one mapping for each T. Of further T, those for latents count (`auto_steps` of the card). mixed: what
+    tables: by α, one mapping for each T. Of further T, those of the card's `auto_steps` count. mixed: what
     mixes of sizes take, by kind.
     """
     from shared.catalog import open_catalog, place_of
@@ -36,10 +36,9 @@ async def store_measured(
     try:
         for n, of in enumerate(tables):
             for alpha, table in of.items():
-                if n == 0 or not table.images_from:
-                    apart = {"images": bool(table.images_from), "pairs": "segmenter" in about}
-                    kind = profile_kind(alpha, steps=table.steps if n else 0, **apart)
-                    await catalog.profiles.put(kind, profile_of(table), table.weights_hash, table_to_json(table))
+                apart = {"images": bool(table.images_from), "pairs": "segmenter" in about}
+                kind = profile_kind(alpha, steps=table.steps if n else 0, **apart)
+                await catalog.profiles.put(kind, profile_of(table), table.weights_hash, table_to_json(table))
         if learned is not None:
             kind, name = learned_kind(learned), learned_name(learned)
             await catalog.profiles.put(kind, name, learned.weights_hash, learned_to_json(learned))

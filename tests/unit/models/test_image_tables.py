@@ -70,6 +70,16 @@ async def test_a_profile_made_here_comes_before_what_ships() -> None:
     assert await load_image_tables(Profiles(), CARD, ["large"], 0.95) == []
 
 
+async def test_tables_of_further_t_follow_that_of_the_default_t() -> None:
+    card = find_card("noop:?name=small&auto_steps=5,50")
+    few = replace(TABLE, weights_hash=card.weights_hash, steps=5, levels=(Level(1, 0.5),))
+    kinds = [profile_kind(0.95, images=True, steps=steps).replace(".", "_") for steps in (5, 0)]
+    tables = dict(zip(kinds, (few, replace(few, steps=50)), strict=True))
+    found = await load_image_tables(Profiles(**tables), card, ["large"], 0.95)
+    assert [one.steps for one in found] == [50, 5]
+    assert image_table(found, card, ("large", "w1"), EncoderId("e1"), RUN).table == found[0]
+
+
 async def test_the_bundled_pair_ships_its_tables_for_its_own_encoder() -> None:
     cards = bundled_cards()
     large, small, encoder = cards["large"], cards["small"], encoder_id(BUNDLED / "clip")

@@ -16,7 +16,7 @@ from services.cli.dead_letters import letters_table
 from services.cli.demo.command import session_table
 from services.cli.demo.figures import summary
 from services.cli.demo.session import session
-from services.cli.display.words import candidates_table, jobs_table
+from services.cli.display.words import candidates_table, job_sheet, jobs_table
 from services.cli.models import models_table
 from shared.bus import DeadLetter
 from shared.client import JobView
@@ -114,3 +114,11 @@ def test_a_picture_from_noise_shows_how_near_the_nearest_was() -> None:
     assert "–" in "\n".join(lines(session_table([missed]), 400))
     written = [one["similarity"] for one in json.loads(summary([noise, missed]))["requests"]]
     assert written == [0.761, None]
+
+
+def test_a_job_sheet_says_what_was_planned_for_the_deadline() -> None:
+    (drawn, _) = jobs()
+    plan = replace(drawn.job.plan, for_deadline="model")
+    job = replace(drawn.job, plan=plan, request=replace(drawn.job.request, deadline_s=3.0), predicted_s=2.5)
+    text = "\n".join(lines(job_sheet(replace(drawn, job=job)), 200))
+    assert "3 s, predicted 2.5 s, planned with another model, met" in text
