@@ -232,6 +232,7 @@ class Intake:
     def _job(self, job_id: str, planned: Planned, picture: bytes) -> Job:
         assert planned.plan is not None
         request = planned.request
+        compat = planned.card.compat(request.size, request.steps, request.frames)
         plan = use_fallback(planned.plan, self._roster.models(self._clock.monotonic()))
         fleet = self._fleet(plan.model)
         alone_s = 0.0 if picture else self.standalones.plan_s(request, plan, fleet)
@@ -247,9 +248,8 @@ class Intake:
             object_vector=b"" if picture else planned.object_vector,
             background_vector=b"" if picture else planned.background_vector,
             encoder_hash=planned.encoder_hash,
-            exact_key=exact_key(
-                request, planned.card.compat(request.size, request.steps, request.frames), planned.card.sampler_id
-            ),
+            # the same request without a deadline may keep more quality than this image does
+            exact_key="" if plan.for_deadline else exact_key(request, compat, planned.card.sampler_id),
             warnings=tuple(planned.warnings),
             standalone_s=alone_s,
             batched_s=alone_s * fleet.slowdown(fleet.rows),

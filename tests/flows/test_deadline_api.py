@@ -102,6 +102,9 @@ async def test_the_small_model_meets_a_deadline_where_it_was_measured_to_keep_th
         assert (hurried.model, hurried.plan.source, hurried.steps_run) == ("quick", PlanSource.NOISE, 50)
         assert hurried.plan.for_deadline == "model"
         assert "Taken to meet the deadline of 0.7 s: quick after step 0 of 50" in hurried.plan.reason
+        await it.settled(hurried)
+        relaxed = await it.client.generate("a blue car", seed=2, steps=50, deadline_s=60.0)
+        assert relaxed.plan.source is not PlanSource.EXACT
         view = await it.client.get_job(hurried.job.id)
         assert view.job.plan == hurried.plan
         with pytest.raises(
