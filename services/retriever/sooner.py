@@ -85,7 +85,8 @@ def plan_for(run: Run, ordinary: Plan) -> Plan:
         plan = noise_plan(request, start.model, other.weights_hash, (), reason)
         plan = replace(plan, may_run=(start.model_plan(question.asked),), miss_model=start.model)
     else:
-        plan = from_noise(question, rules, f"Generated from noise in {start.steps} steps.", start=start)
+        plan = from_noise(question, rules, "", start=start)
+        plan = replace(plan, reason=f"Generated from noise in {start.steps} steps.")
     return replace(
         plan,
         candidates=tuple(candidates) or ordinary.candidates,

@@ -108,6 +108,24 @@ def test_another_model_never_takes_a_request_that_names_one_nor_fewer_steps() ->
     assert planned(named, 30.0, forecasts)[0].model == "large"
 
 
+@given(st.floats(1.0, 60.0))
+def test_fewer_steps_only_where_the_request_left_them_to_the_plan(limit_s: float) -> None:
+    """At savings 0 no T but 50 keeps the bound here; at .5, 10 and 5 do."""
+
+    def all_of(noise: Sequence[int], choices: tuple[int, ...]) -> Options:
+        asked = replace(question(deadline_s=1.0, steps_auto=bool(choices)), choices=choices)
+        return options_of(asked, Rules(TableBound({50: FIG_10}, noise=noise), CARD.step_in), Found([]))
+
+    own, wide = all_of((), (5, 10, 50)), all_of((5, 10), (5, 10, 50))
+    made, *_ = planned(own, limit_s, [forecast()], wide)
+    steps = made.run_steps(50)
+    assert steps == (50 if limit_s >= 50 or limit_s < 5 else 10 if limit_s >= 10 else 5)
+    assert made.for_deadline == ("" if steps == 50 else "steps")
+    assert "variety" not in made.reason
+    named, *_ = planned(all_of((), ()), limit_s, [forecast()], all_of((5, 10), ()))
+    assert named.run_steps(50) == 50
+
+
 @given(
     st.lists(st.floats(0.6, 0.999), max_size=4),
     st.floats(1.0, 60.0),
