@@ -245,7 +245,8 @@ async def raise_thresholds(settings: Settings, by: float) -> None:
     try:
         for card in served_cards(settings).values():
             for table in await load_image_tables(catalog.profiles, card, (), settings.image_k_table_alpha):
-                kind = profile_kind(settings.image_k_table_alpha, images=True)
+                further = 0 if table.steps == card.default_steps else table.steps
+                kind = profile_kind(settings.image_k_table_alpha, images=True, steps=further)
                 value = table_to_json(raised(table, by))
                 await catalog.profiles.put(kind, profile_of(table), table.weights_hash, value)
     finally:

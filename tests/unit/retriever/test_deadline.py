@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.embedder.encoder import encoder_hash
 from services.retriever.bounds import ImageTables, TableBound
 from services.retriever.cost import Pace
 from services.retriever.deadline import Deadline, meet
@@ -19,6 +20,7 @@ from services.retriever.sooner import Run, runs_in_order
 from services.retriever.starts import Found
 from shared.domain.forecasts import Forecast
 from shared.domain.types import Entry, Hit, Plan, PlanSource
+from shared.models.card_lookup import BUNDLED
 from shared.models.k_table import FIG_10, KTable, Level
 from shared.models.tables_in_force import ImageTable
 from shared.runtime.settings import Settings
@@ -181,3 +183,22 @@ async def test_the_retriever_plans_for_a_deadline_and_searches_despite_a_predict
         assert tight.soonest.finish_s == 25.0
         off = await it.plan(replace(asked, deadline_s=None), vector, predicted_hit=False, forecasts=times)
         assert off == replace(usual, candidates=off.candidates)
+
+
+async def test_the_bundled_small_model_takes_five_steps_for_a_late_request_but_no_re_roll(noop: Settings) -> None:
+    settings = noop.model_copy(update={"large": "bundled:large", "small": "bundled:small"})
+    times = [
+        {"lane": "generate.large", "model": "large", "wait_s": 3.0, "step_s": 0.1, "slowdown": 1.0},
+        {"lane": "generate.small", "model": "small", "step_s": 0.1, "slowdown": 1.0},
+    ]
+    given: dict[str, Any] = {"encoder": encoder_hash(BUNDLED / "clip"), "model": "large", "forecasts": times}
+    asked = replace(asked_for("a red fox in the snow"), guidance=2.5, steps_auto=True, deadline_s=1.0)
+    async with house(settings) as it:
+        made = await it.plan(asked, unit(1), **given)
+        assert (made.model, made.source, made.run_steps(50)) == ("small", PlanSource.NOISE, 5)
+        assert (made.for_deadline, made.run_guidance(2.5)) == ("model", 1.0)
+        again = await it.plan(replace(asked, seed=8), unit(1), **given)
+        assert (again.model, again.for_deadline) == ("large", "")
+        assert again.soonest is not None
+        named = await it.plan(replace(asked, prompt="two boats", steps_auto=False), unit(2), **given)
+        assert (named.model, named.run_steps(50)) == ("large", 50)
