@@ -151,7 +151,7 @@ def _whole(path: Path) -> KTable | None:
 
 async def load_image_tables(profiles: Profiles, card: ModelCard, sources: Sequence[str], alpha: float) -> list[KTable]:
     """Load `card`'s tables for starts from finished images: one per model whose images they are, its weights, and T;
-    those of the default T first.
+    those of the default T first, then those of the largest.
 
     `sources` are names of such models. A table of theirs in the catalog replaces the shipped one."""
     found: dict[tuple[str, str, int], KTable] = {}
@@ -165,7 +165,7 @@ async def load_image_tables(profiles: Profiles, card: ModelCard, sources: Sequen
             table = await _profile(profiles, kind, f"{card.name} from {source}", card.weights_hash, alpha)
             if table is not None:
                 found[_measured_key(table)] = table
-    return sorted(found.values(), key=lambda table: table.steps != card.default_steps)
+    return sorted(found.values(), key=lambda table: (table.steps != card.default_steps, -table.steps))
 
 
 def _measured_key(table: KTable) -> tuple[str, str, int]:
