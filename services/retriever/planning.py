@@ -234,7 +234,7 @@ def start_plan(options: Options, base: Plan, best: Option) -> Plan:
         relation=best.candidate.relation,
         root=entry.root_id,
         background_root=background_root(best),
-        reason=_whystart_plan(options, best, runs),
+        reason=_why_started(options, best, runs),
     )
 
 
@@ -246,7 +246,7 @@ def _closest(rules: Rules, candidates: Sequence[Candidate] = ()) -> str:
     return "" if rules.variety is None else rules.variety.closest(candidates).value
 
 
-def _whystart_plan(options: Options, best: Option, runs: Sequence[Start]) -> str:
+def _why_started(options: Options, best: Option, runs: Sequence[Start]) -> str:
     one, asked = best.candidate, options.question.request.steps
     first, *rest = runs
     if best.is_image:
