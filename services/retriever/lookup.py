@@ -71,7 +71,8 @@ class Lookup:
         """Return what one wide search finds, whatever the match predictor said; nothing where no search is possible."""
         if self._unsearchable(asked) or asked.vector is None:
             return Found(None)
-        asked.over_at = self._clock.monotonic() + self._settings.lookup_timeout_s
+        # within the ordinary plan's time: if the gateway's call timed out, the ordinary plan would be lost, too
+        asked.over_at = min(asked.over_at, self._clock.monotonic() + self._settings.lookup_timeout_s)
         far = max(self._settings.candidates, self._settings.further_candidates)
         found = await self._found(asked, asked.vector, latents=not asked.rules.no_latents, limit=far)
         return found or Found(None)

@@ -1,6 +1,7 @@
 """How far the retriever looks when the nearest entries have no usable state."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -118,3 +119,30 @@ async def test_two_looks_have_the_time_of_one(noop: Settings, monkeypatch: pytes
         plan = await home.plan(request("new"), unit(1))
         assert (plan.start_step, plan.candidates[0].prompt) == (5, "early")
         assert plan.degraded == ("index: no answer within 0 s",)
+
+
+async def test_a_late_plan_is_looked_for_in_the_time_of_the_ordinary_one(
+    noop: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    asked = replace(request("new"), savings=0.0, deadline_s=25.0)
+    times = [{"lane": "generate.noop", "model": "noop", "step_s": 1.0, "slowdown": 1.0}]
+    async with house(noop.model_copy(update={"lookup_timeout_s": 5.0, "reuse_rules": "paper"}), clock) as home:
+        await home.cache(request("old"), near(unit(1), 0.96), steps=(5, 10, 15, 20, 25))
+        assert (await home.plan(asked, unit(1), forecasts=times)).for_deadline == "start"
+        search, searches = home.backends.index.search, 0
+
+        async def slow(name: str, vector: Vector, where: Any, limit: int) -> Any:
+            nonlocal searches
+            searches += 1
+            if searches > 1:
+                await asyncio.sleep(0.01)
+            found = await search(name, vector, where, limit)
+            clock.advance(10)  # as long as all searches of a plan may take
+            return found
+
+        monkeypatch.setattr(home.backends.index, "search", slow)
+        home.service._entries.remembered.put((await home.backends.catalog.entries.page(9, ""))[0], 0)
+        plan = await home.plan(replace(asked, prompt="newer"), unit(1), forecasts=times)
+        assert searches == 2
+        assert (plan.for_deadline, plan.degraded) == ("", ())
