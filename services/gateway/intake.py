@@ -73,7 +73,7 @@ class Intake:
             models.cards,
             self.standalones,
             self._fleet,
-            lambda: roster.unable(context.clock.monotonic()),
+            lambda: roster.unable(now := context.clock.monotonic()) | roster.unconsumed(now),
         )
         self._queue, self._sent_away = QueueLength(), RetryAfter()
         scheme, _, folder = context.settings.blobs_url.partition(":")

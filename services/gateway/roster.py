@@ -54,6 +54,13 @@ class Roster:
         lacking = {name for name in self._models if live and all(_lacks(report, name) for report in live)}
         return frozenset(lacking.difference(*(able for able, at in self._able.values() if now - at <= RESTART_S)))
 
+    def unconsumed(self, now: float) -> frozenset[str]:
+        """Return the models whose lane no live worker consumes: none is assigned the model, and none has loaded it.
+        Such a job would wait for the monitor to switch a worker. Empty when no worker is known."""
+        live = self.reports(now)
+        ready = {report.model for report in live} | {model for report in live for model, _, _ in report.step_s}
+        return frozenset(self._models if live else ()) - ready
+
     def reports(self, now: float) -> list[WorkerReported]:
         """Return the last report of every live worker; empty until every worker has had time to report."""
         if self._silent(now) or now < self._whole_at:

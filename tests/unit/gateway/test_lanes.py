@@ -98,6 +98,19 @@ def test_a_worker_without_the_model_in_its_settings_cannot_run_it() -> None:
     assert roster.unable(5.0) == frozenset()
 
 
+def test_a_lane_without_an_assigned_worker_is_consumed_where_its_model_is_loaded() -> None:
+    roster = Roster(report_s=5.0, models=("large", "small"))
+    able = replace(report("w1", "large"), serves=("large", "small"))
+    for at in (0.0, 5.0):
+        roster.reported(able, at=at)
+    assert roster.unable(5.0) == frozenset()
+    assert roster.unconsumed(5.0) == {"small"}
+    assert roster.unconsumed(30.0) == frozenset()  # silent: unknown
+    roster.reported(report("w1", "large"), at=31.0)
+    roster.reported(replace(able, step_s=(("small", 1, 0.1),)), at=36.0)
+    assert roster.unconsumed(36.0) == frozenset()
+
+
 @pytest.mark.parametrize("leaving", [True, False])
 def test_a_model_whose_worker_restarts_is_not_refused(leaving: bool) -> None:
     roster = Roster(report_s=5.0, models=("large", "clips"))
