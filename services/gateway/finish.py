@@ -87,10 +87,12 @@ def check_in_time(request: Request, own_s: float, predicted_s: float, soonest: S
     if limit is None or predicted_s <= limit:
         return
     field, run = "slo" if request.slo else "deadline_s", ""
-    if soonest is not None and soonest.finish_s < predicted_s:
-        own_s, predicted_s, run = soonest.alone_s, soonest.finish_s, f" ({soonest.run})"
+    if soonest is not None:
+        own_s = min(own_s, soonest.alone_s)
+        if soonest.finish_s < predicted_s:
+            predicted_s, run = soonest.finish_s, f" ({soonest.run})"
     if own_s > limit:
-        rule = f"must leave at least {_up(own_s)} s, the predicted time of this request alone{run}"
+        rule = f"must leave at least {_up(own_s)} s, the predicted time of this request alone"
         raise InvalidRequestError(field, rule, f"{limit:g} s")
     delay = max(predicted_s - limit, 0.1)
     raise LateError(

@@ -49,24 +49,25 @@ def meet(deadline: Deadline, ordinary: Plan, runs: Sequence[Run]) -> Plan:
 
     runs: in order of preference (`runs_in_order`). A late plan names the soonest run.
     """
-    if not deadline.late(ordinary):
-        return ordinary
     limit_s, ordinary_s = deadline.limit_s, deadline.finish_s(ordinary)
+    if ordinary_s is None or ordinary_s <= limit_s:
+        return ordinary
     predicted = [(run, *found) for run in runs if (found := deadline.of(run)) is not None]
     for run, _, finish_s in predicted:
         if finish_s <= limit_s:
             plan = plan_for(run, ordinary)
             why = (
-                f"Taken to meet the deadline of {limit_s:.3g} s: {run.said()} is predicted to take {finish_s:.3g} s, "
-                f"{_said(ordinary, deadline.request)} {ordinary_s:.3g} s."
+                f"Taken to meet the deadline of {_seconds(limit_s)}: {run.said()} is predicted to take "
+                f"{_seconds(finish_s)}, {_said(ordinary, deadline.request)} {_seconds(ordinary_s)}."
             )
             return replace(plan, for_deadline=changed(ordinary, plan, deadline.request), reason=f"{plan.reason} {why}")
     if not predicted:
         return ordinary
-    run, forecast, finish_s = min(predicted, key=lambda one: one[2])
-    soonest = Soonest(run.said(), finish_s, forecast.alone_s(run.left))
-    why = f"No start within the bound meets the deadline of {limit_s:.3g} s: the soonest is predicted to take"
-    return replace(ordinary, soonest=soonest, reason=f"{ordinary.reason} {why} {finish_s:.3g} s ({run.said()}).")
+    run, _, finish_s = min(predicted, key=lambda one: one[2])
+    # on idle workers another run may be the quickest
+    soonest = Soonest(run.said(), finish_s, min(forecast.alone_s(one.left) for one, forecast, _ in predicted))
+    why = f"No start within the bound meets the deadline of {_seconds(limit_s)}: the soonest is predicted to take"
+    return replace(ordinary, soonest=soonest, reason=f"{ordinary.reason} {why} {_seconds(finish_s)} ({run.said()}).")
 
 
 def changed(ordinary: Plan, plan: Plan, request: Request) -> str:
@@ -78,3 +79,8 @@ def changed(ordinary: Plan, plan: Plan, request: Request) -> str:
 
 def _said(plan: Plan, request: Request) -> str:
     return f"{plan.model} after step {plan.start_step} of {plan.run_steps(request.steps)}"
+
+
+def _seconds(value: float) -> str:
+    """Format seconds with three digits, but never as a power of ten."""
+    return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"

@@ -120,7 +120,7 @@ class Soonest(Stored):
     finish_s: float
     """Seconds after acceptance."""
     alone_s: float
-    """Seconds on a worker of its own."""
+    """Seconds of the quickest run, which may be another one, on a worker of its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,5 +111,5 @@ async def test_the_small_model_meets_a_deadline_where_it_was_measured_to_keep_th
             InvalidRequestError, match=r"must leave at least 1.* s, the predicted time of this request alone \(got"
         ):
             await it.client.generate("a blue car", seed=3, steps=50, deadline_s=0.7, quality="slow")
-        with pytest.raises(InvalidRequestError, match=r"at least 0\.1 s.*alone \(quick after step 0 of 50\)"):
+        with pytest.raises(InvalidRequestError, match=r"at least 0\.1 s.*alone \(got"):
             await it.client.generate("two green trees", seed=3, steps=50, deadline_s=0.05)

@@ -131,4 +131,11 @@ def test_the_soonest_run_gives_the_least_deadline() -> None:
     ):
         check_in_time(REQUEST, 9.0, 12.0, quick)
     with pytest.raises(InvalidRequestError, match=r"at least 9 s, the predicted time of this request alone \(got"):
-        check_in_time(REQUEST, 9.0, 12.0, replace(quick, finish_s=13.0))
+        check_in_time(REQUEST, 9.0, 12.0, replace(quick, finish_s=13.0, alone_s=10.0))
+
+
+def test_a_request_that_idle_workers_would_finish_in_time_is_sent_again_later() -> None:
+    with pytest.raises(LateError):
+        check_in_time(REQUEST, 4.0, 12.0, Soonest("small after step 0 of 50", 6.0, 6.0))
+    with pytest.raises(LateError, match=r"12 s after acceptance; retry"):
+        check_in_time(REQUEST, 9.0, 12.0, Soonest("large after step 0 of 50", 12.0, 2.0))

@@ -86,6 +86,14 @@ def test_more_savings_than_the_request_named_are_taken_as_far_as_needed() -> Non
     assert (late.soonest.run, late.soonest.finish_s, late.soonest.alone_s) == ("large after step 15 of 50", 35.0, 35.0)
 
 
+def test_a_late_plan_names_the_soonest_run_and_the_seconds_of_the_quickest() -> None:
+    waits = [forecast(1000.0), forecast(2000.0, 0.5, LANES[1])]
+    late, *_ = planned(options([], refiners=(SMALL,)), 900.0, waits)
+    assert late.soonest is not None
+    assert (late.soonest.run, late.soonest.finish_s, late.soonest.alone_s) == ("large after step 0 of 50", 1050.0, 25.0)
+    assert "the deadline of 900 s: the soonest is predicted to take 1050 s" in late.reason
+
+
 def test_the_small_model_runs_where_its_lane_is_shorter() -> None:
     own = options([(0.96, entry("a"))], images=[with_picture("i")], refiners=(SMALL,))
     waits = [forecast(100.0), forecast(0.0, 0.5, LANES[2])]
