@@ -43,10 +43,11 @@ class Fleet:
 
 def fleet_of(model: str, reports: Iterable[WorkerReported], standalone: Standalone | None, max_rows: int) -> Fleet:
     """Return the fleet that serves this model: by the live workers' reports, or one worker like the model's profile
-    where none has reported."""
-    serving = [one for one in reports if model == one.model or (model in one.serves and model not in one.cannot)]
+    where none has reported. Workers assigned to the model consume its lane; without any, all that can run it count."""
+    able = [one for one in reports if model == one.model or (model in one.serves and model not in one.cannot)]
+    serving = [one for one in able if one.model == model] or able
     measured: dict[int, list[float]] = {}
-    for report in serving:
+    for report in able:
         for name, rows, seconds in report.step_s:
             if name == model and rows > 0 and seconds > 0:
                 measured.setdefault(rows, []).append(seconds)
