@@ -10,7 +10,7 @@ from services.gateway.finish import Fleet, Standalones, check_in_time, finish_s,
 from shared.catalog.jobs.lanes import Backlog
 from shared.domain.forecasts import Forecast
 from shared.domain.messages import lane_of, refine_lane
-from shared.domain.types import Job, Modality, Plan, Request
+from shared.domain.types import Job, Modality, Plan, PlanSource, Request
 from shared.models import ModelCard
 
 FleetOf = Callable[[str], Fleet]
@@ -36,20 +36,23 @@ class Ahead:
     standalones: Standalones
     fleet: FleetOf
     unable: Collection[str]
-    """Models that no worker can run."""
+    """Models that no worker can run, or whose lane no worker consumes now."""
 
     def forecasts(self, plans: Sequence[Plan] = ()) -> list[Forecast]:
         """Return what a run of each lane and model takes now. Models of unknown step times are left out, and those that
-        no worker can run.
+        no worker would run soon; the model asked for stays.
 
-        plans: those of the request's other images, which count in every lane.
+        plans: those of the request's other images, which count in every lane. Exact repeats run no step.
         """
-        request, seconds = self.request, [self._plan_s(one) for one in plans]
+        request = self.request
+        seconds = [self._plan_s(one) for one in plans if one.source is not PlanSource.EXACT]
         found = []
         for lane, models in self.lanes.items():
             behind = _behind(self.backlogs[lane], len(seconds), sum(seconds))
-            for one in (able for able in models if able.name not in self.unable):
+            for one in models:
                 own, fleet = one.name == self.card.name, self.fleet(one.name)
+                if one.name in self.unable and not own:
+                    continue
                 guidance = request.guidance if own else one.guidance_for(request.guidance, self.card)
                 step_s, decode_s = self.standalones.pace_s(request, one.name, guidance, fleet)
                 if step_s > 0:
@@ -81,7 +84,7 @@ class Predictor:
         fleet: FleetOf,
         unable: Callable[[], Collection[str]],
     ) -> None:
-        """served: the models of images. unable: returns the models that no worker can run."""
+        """served: the models of images. unable: returns the models that no worker can run soon."""
         self._lanes, self._served, self._standalones = lanes, served, standalones
         self._fleet, self._unable = fleet, unable
 
@@ -96,16 +99,16 @@ class Predictor:
     async def predicted(self, jobs: Sequence[Job], ahead: Ahead | None, *, refuse: bool) -> list[Job]:
         """Return the jobs with their predicted finish, where their request has a deadline. refuse: raise LateError for
         one that is predicted late."""
-        found, before_s, known = list[Job](), 0.0, {} if ahead is None else ahead.backlogs
+        found, before, before_s, known = list[Job](), 0, 0.0, {} if ahead is None else ahead.backlogs
         for job in jobs:
             if job.request.deadline_s is not None and job.standalone_s and not job.state.final:
                 backlog = known.get(job.lane) or await self._lanes.backlog(job.lane)
-                behind = _behind(backlog, len(found), before_s)
+                behind = _behind(backlog, before, before_s)
                 predicted_s = finish_s(job.standalone_s, behind, self._fleet(job.plan.model))
                 if refuse:
                     check_in_time(job.request, job.standalone_s, predicted_s, job.plan.soonest)
                 job = replace(job, predicted_s=predicted_s)
-            before_s += job.standalone_s
+            before, before_s = before + (not job.state.final), before_s + job.standalone_s
             found.append(job)
         return found
 

@@ -10,7 +10,7 @@ from services.gateway.finish import Fleet, Standalones, finish_s
 from services.gateway.forecasts import Predictor, lanes_for
 from shared.catalog.jobs.lanes import Backlog
 from shared.domain.forecasts import forecast_of
-from shared.domain.types import Modality, Plan, PlanSource, Request, Size
+from shared.domain.types import Job, JobState, Modality, Plan, PlanSource, Request, Size
 from shared.models import find_card
 from shared.models.k_table import NoProfiles
 from shared.models.standalone import Line
@@ -69,5 +69,22 @@ async def test_models_that_no_worker_can_run_and_requests_without_a_deadline_hav
     ahead = await made.ahead(REQUEST, LARGE)
     assert ahead is not None
     assert {one.model for one in ahead.forecasts()} == {"large"}
+    gone, _ = await predictor(unable=("small", "large"))
+    ahead = await gone.ahead(REQUEST, LARGE)
+    assert ahead is not None
+    assert {one.model for one in ahead.forecasts()} == {"large"}  # without it no plan would be known as late
     assert await made.ahead(replace(REQUEST, deadline_s=None), LARGE) is None
     assert await made.ahead(replace(REQUEST, from_job="j"), LARGE) is None
+
+
+async def test_exact_repeats_of_the_same_request_delay_nothing() -> None:
+    made, _ = await predictor(large=3)
+    ahead = await made.ahead(REQUEST, LARGE)
+    assert ahead is not None
+    repeat = Plan(PlanSource.EXACT, "large", start_step=50)
+    assert ahead.forecasts([repeat]) == ahead.forecasts()
+    whole = Plan(PlanSource.NOISE, "large")
+    new = Job("b", REQUEST, whole, JobState.QUEUED, lane="generate.large", standalone_s=2.0)
+    done = replace(new, id="a", plan=repeat, state=JobState.SUCCEEDED, standalone_s=0.0)
+    (alone,) = await made.predicted([new], ahead, refuse=False)
+    assert await made.predicted([done, new], ahead, refuse=False) == [done, alone]
