@@ -41,11 +41,20 @@ class Fleet:
         return max((self.step_s.fixed_s + self.step_s.per_pixel_s * rows) / alone, 1.0)
 
 
-def fleet_of(model: str, reports: Iterable[WorkerReported], standalone: Standalone | None, max_rows: int) -> Fleet:
+def fleet_of(
+    model: str,
+    reports: Iterable[WorkerReported],
+    standalone: Standalone | None,
+    max_rows: int,
+    *,
+    refines: bool = False,
+) -> Fleet:
     """Return the fleet that serves this model: by the live workers' reports, or one worker like the model's profile
-    where none has reported. Workers assigned to the model consume its lane; without any, all that can run it count."""
+    where none has reported. The workers assigned to the model consume its lane; without any, all that can run it count.
+
+    refines: of the lane `refine`, which workers of every model consume."""
     able = [one for one in reports if model == one.model or (model in one.serves and model not in one.cannot)]
-    serving = [one for one in able if one.model == model] or able
+    serving = able if refines else [one for one in able if one.model == model] or able
     measured: dict[int, list[float]] = {}
     for report in able:
         for name, rows, seconds in report.step_s:

@@ -13,8 +13,8 @@ from shared.domain.messages import lane_of, refine_lane
 from shared.domain.types import Job, Modality, Plan, PlanSource, Request
 from shared.models import ModelCard
 
-FleetOf = Callable[[str], Fleet]
-"""Model → the workers that run it."""
+FleetOf = Callable[[str, str], Fleet]
+"""Model and lane → the workers that run the model's jobs of this lane."""
 
 
 class Backlogs(Protocol):
@@ -50,7 +50,7 @@ class Ahead:
         for lane, models in self.lanes.items():
             behind = _behind(self.backlogs[lane], len(seconds), sum(seconds))
             for one in models:
-                own, fleet = one.name == self.card.name, self.fleet(one.name)
+                own, fleet = one.name == self.card.name, self.fleet(one.name, lane)
                 if one.name in self.unable and not own:
                     continue
                 guidance = request.guidance if own else one.guidance_for(request.guidance, self.card)
@@ -61,7 +61,7 @@ class Ahead:
         return found
 
     def _plan_s(self, plan: Plan) -> float:
-        return self.standalones.plan_s(self.request, plan, self.fleet(plan.model))
+        return self.standalones.plan_s(self.request, plan, self.fleet(plan.model, lane_of(plan.model)))
 
 
 def lanes_for(request: Request, card: ModelCard, served: Mapping[str, ModelCard]) -> dict[str, tuple[ModelCard, ...]]:
@@ -104,7 +104,7 @@ class Predictor:
             if job.request.deadline_s is not None and job.standalone_s and not job.state.final:
                 backlog = known.get(job.lane) or await self._lanes.backlog(job.lane)
                 behind = _behind(backlog, before, before_s)
-                predicted_s = finish_s(job.standalone_s, behind, self._fleet(job.plan.model))
+                predicted_s = finish_s(job.standalone_s, behind, self._fleet(job.plan.model, job.lane))
                 if refuse:
                     check_in_time(job.request, job.standalone_s, predicted_s, job.plan.soonest)
                 job = replace(job, predicted_s=predicted_s)

@@ -32,7 +32,7 @@ from shared.domain.errors import (
     UnavailableError,
 )
 from shared.domain.exact_repeats import exact_key, repeat_result
-from shared.domain.messages import JobQueued, StateLost, StateUsed
+from shared.domain.messages import JobQueued, StateLost, StateUsed, refine_lane
 from shared.domain.plan_rules import lane_for, only_model, use_fallback
 from shared.domain.types import Job, JobState, PlanSource, Request, Timings
 from shared.models import ModelCard
@@ -225,9 +225,9 @@ class Intake:
             await self._lookup.replan(planned, exact=False)
             return b""
 
-    def _fleet(self, model: str) -> Fleet:
-        reports = self._roster.reports(self._clock.monotonic())
-        return fleet_of(model, reports, self.standalones.of(model), self._settings.max_rows)
+    def _fleet(self, model: str, lane: str = "") -> Fleet:
+        reports, refines = self._roster.reports(self._clock.monotonic()), lane == refine_lane()
+        return fleet_of(model, reports, self.standalones.of(model), self._settings.max_rows, refines=refines)
 
     def _job(self, job_id: str, planned: Planned, picture: bytes) -> Job:
         assert planned.plan is not None

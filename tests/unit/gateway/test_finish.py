@@ -49,6 +49,7 @@ def test_reports_of_the_models_workers_count() -> None:
     assert fleet.slowdown(4) == pytest.approx(0.6 / 0.3)
     idle = replace(report("d", "other", ("m", 1, 0.2)), serves=("m", "other"))
     assert fleet_of("m", [*reports, idle], None, max_rows=8).workers == 2  # it consumes the other model's lane
+    assert fleet_of("m", [*reports, idle], None, max_rows=8, refines=True).workers == 3
     assert fleet_of("m", [idle, reports[2]], None, max_rows=8).workers == 1
     nobody = fleet_of("m", [], None, max_rows=8)
     assert (nobody.workers, nobody.rows, nobody.step_s, nobody.one_row_s) == (1, 8, UNKNOWN, 0.0)

@@ -35,7 +35,7 @@ class Lanes:
 async def predictor(unable: tuple[str, ...] = (), **queued: int) -> tuple[Predictor, Standalones]:
     standalones = Standalones(SERVED, NoProfiles())
     await standalones.read()
-    return Predictor(Lanes(**queued), SERVED, standalones, lambda _: FLEET, lambda: unable), standalones
+    return Predictor(Lanes(**queued), SERVED, standalones, lambda *_: FLEET, lambda: unable), standalones
 
 
 def test_lanes_are_those_that_a_plan_may_take() -> None:
