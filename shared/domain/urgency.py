@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 PATIENCE = 10.0
 """Standalone times after which a waiting job has aged."""
+UNKNOWN_AGED_S = 60.0
+"""Seconds after which a waiting job of unknown standalone time has aged."""
 AGED_EVERY = 4
 """One claim of a worker in AGED_EVERY takes the oldest job that has aged."""
 
@@ -37,7 +39,7 @@ def most_urgent(jobs: Iterable[Waiting], now: float, limit: int, *, aged_first: 
 
     Jobs that cannot meet their deadline any more come last. Then priority counts, then slack = (time left − predicted
     seconds in a full batch) / standalone. Jobs without a deadline follow those with one, in order of acceptance.
-    aged_first: jobs that have waited PATIENCE standalone times come before all others, oldest first.
+    aged_first: jobs that have aged come before all others, oldest first.
     """
 
     def order(job: Waiting) -> tuple[bool, bool, int, bool, float, str]:
@@ -51,4 +53,4 @@ def most_urgent(jobs: Iterable[Waiting], now: float, limit: int, *, aged_first: 
 
 
 def has_aged(job: Waiting, now: float) -> bool:
-    return job.standalone_s > 0 and now - job.created_at > PATIENCE * job.standalone_s
+    return now - job.created_at > (PATIENCE * job.standalone_s or UNKNOWN_AGED_S)

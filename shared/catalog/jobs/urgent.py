@@ -17,7 +17,7 @@ from shared.catalog.jobs.job_rows import job_of, update_one
 from shared.catalog.tables import jobs, now_s
 from shared.domain.errors import UnreadableRowError
 from shared.domain.types import Job, JobState
-from shared.domain.urgency import PATIENCE
+from shared.domain.urgency import PATIENCE, UNKNOWN_AGED_S
 
 QUEUED, RUNNING = JobState.QUEUED.value, JobState.RUNNING.value
 c = jobs.c
@@ -27,7 +27,8 @@ _ONCE: Any = sa.select(_NOW).scalar_subquery()
 """The clock, read once for all rows, so that equal jobs stay equal."""
 _ALONE: Any = sa.func.coalesce(c.standalone_s, 0.0)
 _BATCHED: Any = sa.func.coalesce(c.batched_s, _ALONE)
-_AGED = sa.and_(sa.bindparam("aged_first", type_=sa.Boolean), _ALONE > 0.0, _ONCE - c.created_at > PATIENCE * _ALONE)
+_AGED_S: Any = sa.case((_ALONE > 0.0, PATIENCE * _ALONE), else_=UNKNOWN_AGED_S)
+_AGED = sa.and_(sa.bindparam("aged_first", type_=sa.Boolean), _ONCE - c.created_at > _AGED_S)
 _SPARE: Any = sa.func.coalesce(c.created_at + c.deadline_s - _ONCE - _BATCHED, 0.0)
 
 

@@ -22,7 +22,7 @@ async def test_the_order_equals_the_pure_one(catalog: Catalog) -> None:
     for _ in range(24):
         # far from every boundary, so that the seconds of this test change no place in the order
         limit, priority = draw.choice([None, 1.0, 3000.0, 9000.0, 30000.0]), draw.choice([0, 0, 5])
-        alone_s, at = draw.choice([0.0, 20.0, 900.0]), now - draw.choice([500.0, 1000.0])
+        alone_s, at = draw.choice([0.0, 20.0, 900.0]), now - draw.choice([20.0, 500.0, 1000.0])
         batched_s = draw.choice([0.0, 5000.0])
         job = await queued(catalog, deadline_s=limit, standalone_s=alone_s, priority=priority, created_at=at)
         await change(catalog, job.id, batched_s=batched_s or None)

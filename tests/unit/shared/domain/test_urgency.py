@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.domain.urgency import AGED_EVERY, PATIENCE, Waiting, has_aged, most_urgent
+from shared.domain.urgency import AGED_EVERY, PATIENCE, UNKNOWN_AGED_S, Waiting, has_aged, most_urgent
 
 
 def first(*jobs: Waiting, now: float = 0.0, aged_first: bool = False) -> str:
@@ -31,6 +31,10 @@ def test_a_job_that_has_aged_goes_first_where_it_is_its_turn() -> None:
     assert first(old, older, urgent, now=11.0) == "cba"
     assert first(old, older, urgent, now=11.0, aged_first=True) == "abc"
     assert not has_aged(old, PATIENCE)
+    unknown = Waiting("0", 0.0)
+    assert first(unknown, urgent, now=UNKNOWN_AGED_S + 1, aged_first=True) == "0c"
+    assert not has_aged(unknown, UNKNOWN_AGED_S)
+    assert has_aged(unknown, UNKNOWN_AGED_S + 1)
 
 
 @settings(max_examples=30, deadline=None)
