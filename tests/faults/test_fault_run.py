@@ -177,9 +177,11 @@ def _figures(load: Load, killer: Killer, jobs: Sequence[Job]) -> dict[str, Any]:
             "most_bytes": max((job.result.picture_bytes for job in clips if job.result), default=0),
         },
         "sizes": dict(sorted(Counter(str(job.request.size) for job in jobs).items())),
-        "deadlines": dict(
-            Counter("met" if job.deadline_met else "missed" for job in jobs if job.deadline_met is not None)
-        ),
+        "deadlines": dict(Counter(_deadline(job) for job in jobs if job.deadline_met is not None)),
+        "longest_s": {
+            kind: round(max(job.updated_at - job.created_at for job in jobs if _deadline(job) == kind), 1)
+            for kind in sorted({_deadline(job) for job in jobs})
+        },
         "for_deadline": dict(Counter(job.plan.for_deadline for job in jobs if job.plan.for_deadline)),
         "kills": len(killer.killed),
         "killed": killer.kinds,
@@ -202,6 +204,10 @@ def _figures(load: Load, killer: Killer, jobs: Sequence[Job]) -> dict[str, Any]:
         "broken_off": load.broken_off,
         "waited_p50_p99_max_s": [round(quantile(load.waited_s, share), 2) for share in (0.5, 0.99, 1.0)],
     }
+
+
+def _deadline(job: Job) -> str:
+    return "none" if job.deadline_met is None else "met" if job.deadline_met else "missed"
 
 
 def _resumed(job: Job) -> bool:
