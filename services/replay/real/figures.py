@@ -29,15 +29,17 @@ Floats = npt.NDArray[np.float64]
 
 
 def decisions_of(sitting: Sitting) -> Decisions:
-    """Return the start of each request in the form of the other modes; single evictions are not known."""
+    """Return the start of each request in the form of the other modes; single evictions are not known.
+
+    A source is unknown (-1) where its own request got an error although its job succeeded."""
     made = nothing_decided(len(sitting.answers))
     request_of = {one.job: one.request for one in sitting.answers if one.job}
     for one in sitting.answers:
         made.start_step[one.request], made.similarity[one.request] = one.start_step, one.similarity
         if one.start_step:
-            made.source[one.request] = request_of[one.entry]
+            made.source[one.request] = request_of.get(one.entry, -1)
         if one.second:
-            made.second[one.request] = request_of[one.second]
+            made.second[one.request] = request_of.get(one.second, -1)
     made.states[:], made.bytes[:] = sitting.states, sitting.bytes
     return made
 

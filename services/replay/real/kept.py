@@ -12,6 +12,7 @@ from typing import Any
 
 from services.replay.real.settings import ServedPolicy
 from services.replay.real.sitting import Answer, Load, Sitting
+from shared.models.card_lookup import of_images, served_cards
 
 NOT_ASKED = {
     "data_dir", "catalog_url", "blobs_url", "blobs_access_key", "blobs_secret_key", "listen", "metrics_listen",
@@ -72,6 +73,7 @@ def _asked(load: Load, stand: ServedPolicy, encoder_hash: str) -> dict[str, Any]
         "frames": load.trace.frames,
         "warmup": load.warmup,
         "weights": load.card.weights_hash,
+        **({"image_weights": _image_weights(stand)} if stand.settings.small else {}),
         "encoder": encoder_hash,
         "steps": load.steps if load.trace.steps is None else _digest(load.trace.steps.tolist()),
         "seed": load.seed,
@@ -81,6 +83,11 @@ def _asked(load: Load, stand: ServedPolicy, encoder_hash: str) -> dict[str, Any]
         "cache": stand.cache,
         "settings": stand.settings.model_dump(mode="json", exclude=NOT_ASKED),
     }
+
+
+def _image_weights(stand: ServedPolicy) -> dict[str, str]:
+    """Return the weights of each model of images: with a small one, several may generate."""
+    return {name: one.weights_hash for name, one in of_images(served_cards(stand.settings)).items()}
 
 
 def _digest(values: Sequence[float]) -> str:

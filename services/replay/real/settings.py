@@ -85,8 +85,9 @@ def why_not(policy: PolicySettings, base: Settings, frames: int = 1) -> str:
     if policy.raised_by:
         return "the services start from images by measured tables only (raised_by must be 0)"
     if policy.reuses == "refine":
-        told = policy.insert_on_hit or base.small
-        return "" if told else "the services recognize images of hits by their model; name a model for hits (small)"
+        if policy.insert_on_hit or base.small:
+            return ""
+        return "the services recognize images of hits by their model; name a model for hits (small)"
     known = LATENT_EVICTIONS
     return "" if policy.evict in known else f"the services evict latents by {', '.join(known)}, not by {policy.evict}"
 

@@ -81,8 +81,8 @@ def notes(summary: Summary) -> str:
     lines = [f"<code>{html.escape(key)}</code>: {html.escape(words)}" for key, words in summary["not_here"].items()]
     for budget in summary["budgets"]:
         for name, one in budget["policies"].items():
-            told = {**one["real"]["errors"], **one["real"]["notes"]}
-            lines += [html.escape(f"{name}, {count:,} times: {words}") for words, count in told.items()]
+            counts = {**one["real"]["errors"], **one["real"]["notes"]}
+            lines += [html.escape(f"{name}, {count:,} times: {words}") for words, count in counts.items()]
     return "<ul>" + "".join(f"<li>{line}</li>" for line in lines) + "</ul>"
 
 

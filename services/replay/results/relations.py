@@ -41,7 +41,7 @@ def without_rerolls(relations: Mapping[str, Mapping[str, Any]]) -> float:
 
 
 def _relation(trace: Trace, request: int, source: int) -> Relation:
-    if trace.users[request] != trace.users[source]:
+    if source < 0 or trace.users[request] != trace.users[source]:  # below 0: unknown
         return Relation.OTHER
     asked, made = normalised(trace.prompts[request]), normalised(trace.prompts[source])
     if asked == made:
