@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from shared.catalog.jobs.lanes import Backlog
-from shared.domain.errors import AfterimageError, InvalidRequestError, LateError
+from shared.domain.errors import InvalidRequestError, LateError
 from shared.domain.messages import WorkerReported
 from shared.domain.types import Plan, Request, Soonest
 from shared.models import ModelCard
@@ -129,8 +129,8 @@ class Standalones:
         for name, card in self._cards.items():
             try:
                 measured = await self._profiles.get(KIND, name, card.weights_hash)
-            except AfterimageError as error:
-                log("gateway").warning("measured step times not read", model=name, error=str(error))
+            except Exception as error:  # an unreadable profile stops neither the gateway nor later readings
+                log("gateway").warning("measured step times not read", model=name, error=repr(error))
                 if name in self._known:
                     continue
                 measured = None

@@ -106,10 +106,11 @@ class Measured(NoProfiles):
 
     def __init__(self) -> None:
         self.step_s, self.away = 0.1, False
+        self.error: Exception = UnavailableError("gone fishing")
 
     async def get(self, kind: str, model: str, weights_hash: str) -> dict[str, Any]:  # type: ignore[override]
         if self.away:
-            raise UnavailableError("gone fishing")
+            raise self.error
         return {"step_s": {"1": self.step_s, "2": 1.5 * self.step_s}, "decode_s": 0.0}
 
 
@@ -124,8 +125,10 @@ async def test_a_new_profile_counts_without_a_restart_and_an_outage_changes_noth
     profiles.step_s = 0.2
     await known.read()
     profiles.away = True
-    await known.read()
-    assert known.plan_s(request, plan, Fleet()) == pytest.approx(50 * 0.2)
+    for error in (UnavailableError("gone fishing"), ValueError("not JSON")):
+        profiles.error = error
+        await known.read()
+        assert known.plan_s(request, plan, Fleet()) == pytest.approx(50 * 0.2)
 
 
 def test_the_soonest_run_gives_the_least_deadline() -> None:
