@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from services.retriever.sooner import Run, plan_for
-from shared.domain.forecasts import Forecast, forecast_of
+from shared.domain.forecasts import Forecast, forecast_of, format_s
 from shared.domain.types import Plan, Request, Soonest
 
 
@@ -57,8 +57,8 @@ def meet(deadline: Deadline, ordinary: Plan, runs: Sequence[Run]) -> Plan:
         if finish_s <= limit_s:
             plan = plan_for(run, ordinary)
             why = (
-                f"Taken to meet the deadline of {_seconds(limit_s)}: {run.said()} is predicted to take "
-                f"{_seconds(finish_s)}, {_said(ordinary, deadline.request)} {_seconds(ordinary_s)}."
+                f"Taken to meet the deadline of {format_s(limit_s)}: {run.said()} is predicted to take "
+                f"{format_s(finish_s)}, {_said(ordinary, deadline.request)} {format_s(ordinary_s)}."
             )
             return replace(plan, for_deadline=changed(ordinary, plan, deadline.request), reason=f"{plan.reason} {why}")
     if not predicted:
@@ -66,8 +66,8 @@ def meet(deadline: Deadline, ordinary: Plan, runs: Sequence[Run]) -> Plan:
     run, _, finish_s = min(predicted, key=lambda one: one[2])
     # on idle workers another run may be the quickest
     soonest = Soonest(run.said(), finish_s, min(forecast.alone_s(one.left) for one, forecast, _ in predicted))
-    why = f"No start within the bound meets the deadline of {_seconds(limit_s)}: the soonest is predicted to take"
-    return replace(ordinary, soonest=soonest, reason=f"{ordinary.reason} {why} {_seconds(finish_s)} ({run.said()}).")
+    why = f"No start within the bound meets the deadline of {format_s(limit_s)}: the soonest is predicted to take"
+    return replace(ordinary, soonest=soonest, reason=f"{ordinary.reason} {why} {format_s(finish_s)} ({run.said()}).")
 
 
 def changed(ordinary: Plan, plan: Plan, request: Request) -> str:
@@ -79,8 +79,3 @@ def changed(ordinary: Plan, plan: Plan, request: Request) -> str:
 
 def _said(plan: Plan, request: Request) -> str:
     return f"{plan.model} after step {plan.start_step} of {plan.run_steps(request.steps)}"
-
-
-def _seconds(value: float) -> str:
-    """Format seconds with three digits, but never as a power of ten."""
-    return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"

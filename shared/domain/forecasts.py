@@ -38,3 +38,8 @@ def forecast_of(
     """Return the forecast for the plan's lane and model; None where there is none. served: the models of images."""
     key = lane_for(request, plan, served), plan.model
     return next((one for one in forecasts if (one.lane, one.model) == key), None)
+
+
+def format_s(seconds: float) -> str:
+    """Format seconds with three digits, but never as a power of ten."""
+    return f"{seconds:.3g} s" if seconds < 100 else f"{seconds:.0f} s"

@@ -15,6 +15,7 @@ from services.cli.display.sources import chosen_model, chosen_pair, chosen_promp
 from services.cli.display.tables import WIDE, Column, fitted
 from shared.client import JobView, Picture
 from shared.domain.errors import AfterimageError, InvalidRequestError
+from shared.domain.forecasts import format_s
 from shared.domain.types import Job, JobState, Modality, Plan, PlanSource, Size
 
 
@@ -250,11 +251,12 @@ def deadline(job: Job) -> str:
     request = job.request
     if request.deadline_s is None:
         return ""
-    said = [f"{request.deadline_s:.3g} s" + (f" ({request.slo})" if request.slo else "")]
+    said = [format_s(request.deadline_s) + (f" ({request.slo})" if request.slo else "")]
     if job.predicted_s:
-        said.append(f"predicted {job.predicted_s:.3g} s")
+        said.append(f"predicted {format_s(job.predicted_s)}")
     if job.plan.for_deadline:
-        said.append(f"planned with another {job.plan.for_deadline}")
+        another = job.plan.for_deadline.replace("steps", "number of steps")
+        said.append(f"planned with another {another}")
     if job.deadline_met is not None:
         said.append("met" if job.deadline_met else "missed")
     return ", ".join(said)

@@ -122,3 +122,6 @@ def test_a_job_sheet_says_what_was_planned_for_the_deadline() -> None:
     job = replace(drawn.job, plan=plan, request=replace(drawn.job.request, deadline_s=3.0), predicted_s=2.5)
     text = "\n".join(lines(job_sheet(replace(drawn, job=job)), 200))
     assert "3 s, predicted 2.5 s, planned with another model, met" in text
+    job = replace(job, plan=replace(plan, for_deadline="steps"), request=replace(job.request, deadline_s=3600.0))
+    text = "\n".join(lines(job_sheet(replace(drawn, job=job)), 200))
+    assert "3600 s, predicted 2.5 s, planned with another number of steps, met" in text
