@@ -111,11 +111,13 @@ def _runs(options: Options) -> Iterator[Run]:
 
 def _noise_by(refiner: Refiner, options: Options) -> Sequence[Start]:
     """Return the runs from noise by another model than the one asked for, never of fewer steps than the request
-    names."""
-    question = options.question
-    if refiner.model == question.model or question.request.names_a_model or refiner.noise is None:
+    names. A model without an unconditional pass (guidance ≤ 1) would drop a negative prompt, so it takes none."""
+    question, request = options.question, options.question.request
+    if refiner.model == question.model or request.names_a_model or refiner.noise is None:
         return ()
-    least = 0 if question.choices else question.request.steps
+    if request.negative_prompt and (request.guidance if refiner.guidance is None else refiner.guidance) <= 1:
+        return ()
+    least = 0 if question.choices else request.steps
     prompted_from = refiner.prompted_from if question.choices else None
     return [
         Start(

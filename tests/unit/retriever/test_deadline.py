@@ -118,6 +118,14 @@ def test_another_model_never_takes_a_request_that_names_one_nor_fewer_steps() ->
     assert planned(named, 30.0, forecasts)[0].model == "large"
 
 
+@pytest.mark.parametrize(("guidance", "model"), [(1.0, "large"), (2.5, "small")])
+def test_a_model_without_an_unconditional_pass_takes_no_negative_prompt(guidance: float, model: str) -> None:
+    base = options([], refiners=(replace(SMALL, guidance=guidance),))
+    asked = replace(base.question.request, negative_prompt="blurry", guidance=2.5)
+    refused = replace(base, question=replace(base.question, request=asked))
+    assert planned(refused, 30.0, [forecast(), forecast(0.0, 0.1, LANES[1])])[0].model == model
+
+
 @given(st.floats(1.0, 60.0))
 def test_fewer_steps_only_where_the_request_left_them_to_the_plan(limit_s: float) -> None:
     """At savings 0 no T but 50 keeps the bound here; at .5, 10 and 5 do."""
