@@ -15,6 +15,9 @@ from services.retriever.starts import Option, Start, own_steps, starts_noise
 from shared.domain.plan_rules import noise_plan
 from shared.domain.types import Plan, PlanSource
 
+MEASURED_SAVINGS = 0.5
+"""`savings` of the measured bound; a smaller value allows a smaller loss."""
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -111,9 +114,12 @@ def _runs(options: Options) -> Iterator[Run]:
 
 def _noise_by(refiner: Refiner, options: Options) -> Sequence[Start]:
     """Return the runs from noise by another model than the one asked for, never of fewer steps than the request
-    names. A model without an unconditional pass (guidance ≤ 1) would drop a negative prompt, so it takes none."""
+    names, and only where `savings` allows the whole loss of the measured bound. A model without an unconditional pass
+    (guidance ≤ 1) would drop a negative prompt, so it takes none."""
     question, request = options.question, options.question.request
     if refiner.model == question.model or request.names_a_model or refiner.noise is None:
+        return ()
+    if request.savings < MEASURED_SAVINGS:
         return ()
     if request.negative_prompt and (request.guidance if refiner.guidance is None else refiner.guidance) <= 1:
         return ()

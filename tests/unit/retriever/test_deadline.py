@@ -118,6 +118,16 @@ def test_another_model_never_takes_a_request_that_names_one_nor_fewer_steps() ->
     assert planned(named, 30.0, forecasts)[0].model == "large"
 
 
+def test_less_savings_keep_the_large_model_where_a_later_start_is_in_time() -> None:
+    """The small model's runs from noise keep the whole loss of the measured bound, not that of smaller `savings`."""
+    near, quick = [(0.96, entry("a"))], [forecast(), forecast(0.0, 0.1, LANES[1])]
+    own = options(near, savings=0.0, refiners=(SMALL,))
+    wide = options(near, savings=0.5, refiners=(SMALL,), every_start=True)
+    assert planned(own, 25.0, quick, wide)[0].start_step == 25
+    assert planned(own, 20.0, quick, wide)[0].model == "small"
+    assert planned(own, 20.0, quick)[0].model == "large"  # deadline_savings=0: nothing is given up
+
+
 @pytest.mark.parametrize(("guidance", "model"), [(1.0, "large"), (2.5, "small")])
 def test_a_model_without_an_unconditional_pass_takes_no_negative_prompt(guidance: float, model: str) -> None:
     base = options([], refiners=(replace(SMALL, guidance=guidance),))
