@@ -74,9 +74,10 @@ def wait_and_slowdown(backlog: Backlog, fleet: Fleet) -> tuple[float, float]:
     """Return the seconds until the jobs ahead of a new request have left, and the factor by which its batch slows the
     request down.
 
-    The jobs ahead leave at the rate of full batches; then the request runs in a batch as full as the others.
+    The jobs ahead leave at the rate of full batches; then the request runs in a batch as full as the others. Running
+    jobs show at least as many rows, also while no worker's report is known.
     """
-    busy, places = backlog.queued + backlog.running, fleet.workers * fleet.rows
+    busy, places = backlog.queued + backlog.running, max(fleet.workers * fleet.rows, backlog.running)
     if busy < places:
         return 0.0, fleet.slowdown(min(busy // fleet.workers + 1, fleet.rows))
     full = fleet.slowdown(fleet.rows)

@@ -35,6 +35,11 @@ def test_behind_a_full_batch_it_waits_for_the_jobs_ahead() -> None:
     assert finish_s(2.0, Backlog(queued=8, queued_s=16.0, running=8), replace(FLEET, workers=4)) < behind
 
 
+def test_running_jobs_show_the_rows_of_workers_that_have_not_reported_yet() -> None:
+    crowd = Backlog(queued=8, queued_s=16.0, running=32)
+    assert finish_s(2.0, crowd, replace(FLEET, workers=1)) == finish_s(2.0, crowd, replace(FLEET, workers=8))
+
+
 def test_reports_of_the_models_workers_count() -> None:
     def report(name: str, model: str, *step_s: tuple[str, int, float]) -> WorkerReported:
         return WorkerReported(name, "cpu", model, 0, 4, step_s, serves=(model,))
