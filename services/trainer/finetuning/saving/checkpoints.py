@@ -57,7 +57,8 @@ class Checkpoints:
             if target.exists():  # a broken one that was passed over
                 target.rename(target.with_suffix(".old"))
             os.replace(partial, target)
-            for old in self._found()[self.keep :]:
+            good = [path for path in self._found() if path <= target]  # later ones were broken and passed over
+            for old in good[self.keep :]:
                 shutil.rmtree(old, ignore_errors=True)
         gathered(self.place, None)
 
@@ -85,10 +86,9 @@ class Checkpoints:
 
     def _wrong(self, path: Path) -> str:
         """Return what is wrong with a checkpoint's files, the same on every rank; empty for a whole one."""
-        try:
-            files = dict(json.loads((path / MANIFEST).read_text())["files"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            return from_first(self.place, f"{MANIFEST}: {error}")
+        files, wrong = from_first(self.place, _listed(path) if self.place.leads else ({}, ""))
+        if wrong:
+            return wrong
         here = self._digests(path)
         return "; ".join(
             f"{name} is {'not what was written' if name in here else 'missing'}"
@@ -99,7 +99,7 @@ class Checkpoints:
     def _read(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
         """Read a checkpoint into tensors; return why that failed on some rank, else an empty text.
 
-        It is read into copies first, so that a failure changes nothing.
+        It is read into copies first: a failure changes nothing.
         """
         held = {name: torch.empty_like(value) for name, value in tensors.items()}
         try:
@@ -126,6 +126,14 @@ class Checkpoints:
         for one in gathered(self.place, own):
             merged |= one
         return dict(sorted(merged.items()))
+
+
+def _listed(path: Path) -> tuple[dict[str, str], str]:
+    """Return the digests in a checkpoint's manifest, or why it cannot be read."""
+    try:
+        return dict(json.loads((path / MANIFEST).read_text())["files"]), ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return {}, f"{MANIFEST}: {error}"
 
 
 def _write_through(path: Path, text: str) -> None:

@@ -125,6 +125,9 @@ def test_a_broken_checkpoint_is_named_and_the_one_before_is_taken(tmp_path: Path
     assert len(broken) == 1
     assert broken[0].startswith(f"checkpoint {store.folder / '00000004'} is broken: ")
     assert same(fresh, trained(tmp_path, 2))
+    Checkpoints(store.folder, Place(), keep=1).save(3, trained(tmp_path, 3).tensors(), {"iterations": 3})
+    progress, _ = store.load(fresh.tensors())
+    assert progress == {"iterations": 3}  # the broken one is not counted among those that are kept
     store.save(4, trained(tmp_path, 4).tensors(), {"iterations": 4})  # written again in its place
     assert store.load(fresh.tensors()) == ({"iterations": 4}, [])
 
