@@ -43,7 +43,7 @@ def train(settings: RunSettings, say: Callable[[str], None], *, estimate_only: b
     tell = say if place.leads else _say_nothing
     with joined(place, device, settings.ranks.timeout_s):
         source = _prepare(settings, folder, place, tell)
-        model = load(settings, device, folder.folder / "encoded")
+        model = load(settings, device, folder.encoded)
         data = TrainingData(source, read_index(folder.folder), settings, model.base.card)
         _describe(data, settings, model, tell)
         stepper = new_stepper(settings, model, data.batch(0), folder, place, tell)
@@ -63,7 +63,7 @@ def train(settings: RunSettings, say: Callable[[str], None], *, estimate_only: b
         checkpoints = Checkpoints(folder.checkpoints, place, settings.checkpoints.keep)
         loop = Loop(settings, place, data, stepper, updates, checkpoints, folder, sample, tell)
         loop.resume()
-        if left := settings.iterations - loop.done:
+        if (left := settings.iterations - loop.done) > 0:
             batch, upcoming = data.batch(loop.done), data.batch(loop.done + 1)
             for line in estimated(stepper, batch, upcoming, model.modules, updates.average is not None).lines(
                 settings, left

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
+from services.trainer.finetuning.data.index import FILE
 from services.trainer.finetuning.settings import RunSettings
 from shared.domain.errors import ConfigurationError, StorageFullError
 
@@ -17,6 +19,8 @@ FIXED = (
     "data.held_out", "data.dropout", "data.scenes",
 )  # fmt: skip
 """Settings that a run keeps when it is started again: weights, data and order depend on them."""
+INDEXED = {"model", "seed", "data.path", "data.scenes"}
+"""Settings on which the index of the data set and the kept outputs of the encoders depend."""
 
 
 class RunFolder:
@@ -27,20 +31,28 @@ class RunFolder:
         self.metrics = self.folder / "metrics.jsonl"
         self.samples = self.folder / "samples"
         self.checkpoints = self.folder / "checkpoints"
+        self.encoded = self.folder / "encoded"
 
     def begin(self, settings: RunSettings) -> None:
-        """Make the folder and write settings.json. Raises ConfigurationError if it holds a run with other settings."""
+        """Make the folder and write settings.json.
+
+        Raises ConfigurationError if the folder has checkpoints of a run with other settings.
+        """
         path = self.folder / "settings.json"
         found = settings.model_dump(mode="json")
-        if path.exists():
-            before = json.loads(path.read_text(encoding="utf-8"))
-            if changed := [name for name in FIXED if _picked(before, name) != _picked(found, name)]:
-                raise ConfigurationError(
-                    f"out: {self.out} holds a run with another {changed[0]} ({_picked(before, changed[0])}); name "
-                    "another folder, or remove this one"
-                )
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else found
+        changed = _changed(before, found)
+        if changed and any(one.name.isdigit() for one in self.checkpoints.glob("*")):
+            raise ConfigurationError(
+                f"out: {self.out} holds a run with another {changed[0]} ({_picked(before, changed[0])}); name "
+                "another folder, or remove this one"
+            )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            if INDEXED.intersection(changed):
+                (self.folder / FILE).unlink(missing_ok=True)
+            if not (self.folder / FILE).exists():  # kept outputs are named by its rows
+                shutil.rmtree(self.encoded, ignore_errors=True)
             self.write(path.name, found)
         except OSError as error:
             raise ConfigurationError(f"out: {self.folder} cannot be written: {error.strerror}") from error
@@ -99,6 +111,13 @@ class RunFolder:
         figure.savefig(partial, dpi=110)
         plt.close(figure)
         os.replace(partial, self.folder / "loss.png")
+
+
+def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return the settings that a run with checkpoints cannot change and that differ."""
+    found = [name for name in FIXED if _picked(before, name) != _picked(now, name)]
+    decay = "optimizer.ema_decay"  # checkpoints without averaged weights have none to go on with
+    return [*found, decay] if _picked(now, decay) and not _picked(before, decay) else found
 
 
 def _picked(settings: dict[str, Any], name: str) -> Any:
