@@ -19,6 +19,7 @@ def new_training(model: Loaded) -> Training:
 
     Raises ModelError for a denoiser or an encoder that cannot be cut.
     """
+    model.denoiser.model.disable_gradient_checkpointing()  # the executor does it, layer by layer
     plain = CheckpointEncoders(model.base.pipeline, model.base.denoiser)
     checkpoint = Checkpoint(
         model.base.pipeline,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
 
 from services.trainer.finetuning.batches import Batch
 from services.trainer.finetuning.model.loaded import Loaded
@@ -13,7 +15,8 @@ from services.trainer.finetuning.saving.run_folder import RunFolder
 from services.trainer.finetuning.settings import RunSettings
 from services.trainer.finetuning.stepper import SingleProcess, Stepper
 from services.trainer.pipeline.costs.profile import Profile
-from services.trainer.pipeline.costs.profile_file import read_profile, write_profile
+from services.trainer.pipeline.costs.profile_file import read_profile
+from shared.domain.errors import ConfigurationError
 
 PROFILE, PLAN = "profile.json", "plan.json"
 
@@ -36,7 +39,7 @@ def new_stepper(
         folder.write(PLAN, choice.report)
     if choice.plan is None or profile is None:
         return DataParallel(*parts, place, micro_batch=micro_batch, autocast=model.autocast)
-    return _pipeline(model, choice, profile, place)
+    return _pipeline(settings, model, choice, profile, place)
 
 
 def _profile(
@@ -44,39 +47,63 @@ def _profile(
 ) -> Profile | None:
     """Return the profile that the settings name; for a pipeline without one, that of this model on these ranks."""
     ranks = settings.ranks
-    if ranks.parallel == "data":
+    if ranks.parallel == "data" or (ranks.parallel == "auto" and ranks.profile is None):
         return None
-    path = folder.folder / PROFILE
     if ranks.profile is not None:
         found = read_profile(ranks.profile)
-    elif ranks.parallel == "auto":
-        return None
-    elif from_first(place, path.exists()):  # of an earlier start
+        return found.model_copy(update={"frozen": ()}) if settings.data.keep_encoded else found
+    source = profile_source(settings, model, place.world)
+    earlier = from_first(place, _earlier(folder.folder / PROFILE, source) if place.leads else None)
+    if earlier is not None:
+        return earlier
+    found = _measured(model, batch, source, say)
+    if place.leads:
+        folder.write(PROFILE, found.model_dump(mode="json"))
+    return found
+
+
+def profile_source(settings: RunSettings, model: Loaded, world: int) -> str:
+    """Return all that a measured profile depends on, as one line."""
+    frozen = "kept outputs" if settings.data.keep_encoded else "encoders"
+    adapters = "all weights" if settings.lora is None else f"LoRA of rank {settings.lora.rank}"
+    dtype = str(model.dtype).removeprefix("torch.")
+    return (
+        f"measured for {settings.out.name}: {world} ranks on {model.device.type}, {dtype}, batch {settings.batch}, "
+        f"{adapters}, {frozen}"
+    )
+
+
+def _earlier(path: Path, source: str) -> Profile | None:
+    """Return the profile of an earlier start with the same source; None without one."""
+    try:
         found = read_profile(path)
-    else:
-        found = _measured(settings, model, batch, say)
-        if place.leads:
-            write_profile(found, path)
-    return found.model_copy(update={"frozen": ()}) if settings.data.keep_encoded else found
+    except ConfigurationError:
+        return None
+    return found if found.source == source else None
 
 
-def _measured(settings: RunSettings, model: Loaded, batch: Batch, say: Callable[[str], None]) -> Profile:
+def _measured(model: Loaded, batch: Batch, source: str, say: Callable[[str], None]) -> Profile:
     from services.trainer.finetuning.ranks.pipeline import new_training
     from services.trainer.pipeline.runtime.profiling import measured_profile
 
     say("measuring the layers on all ranks, for the planner")
     training = new_training(model)
     sizes = sorted({1, max(len(batch) // 2, 1), len(batch)})
-    source = f"measured on {model.device.type} for {settings.out.name}"
     return measured_profile(training, batch, sizes, model.device, autocast=model.autocast, source=source)
 
 
-def _pipeline(model: Loaded, choice: Choice, profile: Profile, place: Place) -> Stepper:
+def _pipeline(settings: RunSettings, model: Loaded, choice: Choice, profile: Profile, place: Place) -> Stepper:
     from services.trainer.finetuning.ranks.pipeline import new_training
     from services.trainer.pipeline.runtime.executor import PipelineExecutor
 
     assert choice.plan is not None, "asked for where there is a plan"
-    training = new_training(model)
     return PipelineExecutor(
-        training, choice.plan, profile, device=model.device, autocast=model.autocast, release=not place.leads
+        new_training(model),
+        choice.plan,
+        profile,
+        device=model.device,
+        autocast=model.autocast,
+        recompute=settings.gradient_checkpointing,
+        release=not place.leads,
+        timeout=timedelta(seconds=settings.ranks.timeout_s),
     )
