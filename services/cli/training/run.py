@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from shared.domain.errors import AfterimageError, UnavailableError
+from shared.domain.errors import AfterimageError, ConfigurationError
 
 Optional = typer.Option
 
@@ -42,13 +43,16 @@ def run(
         from services.trainer.finetuning.run import train
 
         train(settings, _say, estimate_only=estimate)
-    except AfterimageError as error:
+    except Exception as error:
         if os.environ.get("WORLD_SIZE", "1") == "1":
             raise
-        if os.environ.get("RANK") == "0" or isinstance(error, UnavailableError):  # other errors are the same everywhere
+        if not isinstance(error, AfterimageError):
+            traceback.print_exc()
+        elif os.environ.get("RANK") == "0" or not isinstance(error, ConfigurationError):  # these are the same everywhere
             sys.stderr.write(f"afterimage: {error}\n")
-            sys.stderr.flush()
-        os._exit(exit_code(error))  # at a usual exit, threads of the process group may wait for a lost rank
+        sys.stderr.flush()
+        # at a usual exit, threads of the process group may wait for a lost rank
+        os._exit(exit_code(error) if isinstance(error, AfterimageError) else 1)
 
 
 def _say(line: str) -> None:

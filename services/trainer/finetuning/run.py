@@ -23,7 +23,7 @@ from services.trainer.finetuning.ranks.steppers import new_stepper
 from services.trainer.finetuning.saving.checkpoints import Checkpoints
 from services.trainer.finetuning.saving.run_folder import RunFolder
 from services.trainer.finetuning.settings import RunSettings
-from shared.domain.errors import AfterimageError
+from shared.domain.errors import AfterimageError, ConfigurationError
 
 READING_S = 86_400.0
 """Seconds that the other ranks wait while the first one fetches the checkpoint and reads every image once."""
@@ -77,7 +77,7 @@ def train(settings: RunSettings, say: Callable[[str], None], *, estimate_only: b
 def _prepare(settings: RunSettings, folder: RunFolder, place: Place, say: Callable[[str], None]) -> Source:
     """Check the model, make the run's folder and its index on the first rank, and return the data set's source.
 
-    An error of the first rank is raised on every rank, so that none waits for it.
+    Every rank raises an error of the first rank: no rank waits for it.
     """
     source = source_of(settings.data, settings.seed)
     wrong: AfterimageError | None = None
@@ -92,7 +92,7 @@ def _prepare(settings: RunSettings, folder: RunFolder, place: Place, say: Callab
     if wrong is not None:
         raise wrong
     if said is not None:
-        raise AfterimageError(said)
+        raise ConfigurationError(said)
     return source
 
 

@@ -14,7 +14,7 @@ from services.trainer.finetuning.data.images import Source
 from services.trainer.finetuning.data.index import Indexed
 from services.trainer.finetuning.data.order import Order, held_out, seed_of
 from services.trainer.finetuning.settings import RunSettings
-from shared.domain.errors import ConfigurationError
+from shared.domain.errors import UnavailableError
 from shared.domain.types import Size
 from shared.models.card import ModelCard
 
@@ -67,12 +67,15 @@ class TrainingData:
         return found
 
     def read(self, row: Row, size: Size) -> torch.Tensor:
-        """Return a row's pixels, scaled and cropped at the centre: (3, height, width) float32 in −1…1."""
+        """Return a row's pixels, scaled and cropped at the centre: (3, height, width) float32 in −1…1.
+
+        Raises UnavailableError for an image that was readable when the index was made.
+        """
         captioned = self._rows[row.index].row
         try:
             image = self._source.image(captioned, size)
         except (OSError, SyntaxError, ValueError) as error:
-            raise ConfigurationError(f"data.path: {captioned.name} can no longer be read: {error}") from error
+            raise UnavailableError(f"data.path: {captioned.name} can no longer be read: {error}") from error
         pixels = np.asarray(_fitted(image, size))
         return torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 127.5 - 1
 

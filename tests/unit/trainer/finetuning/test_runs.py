@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import time
@@ -15,8 +17,10 @@ from torch.nn.utils import parameters_to_vector
 from typer.testing import CliRunner
 
 from services.cli import app as cli
+from services.trainer.finetuning.data.index import make_index, source_of
 from services.trainer.finetuning.model.checkpoint import load_base
 from services.trainer.finetuning.saving.run_folder import RunFolder
+from services.trainer.finetuning.settings import read_run_settings
 from shared.domain.errors import AfterimageError
 from shared.models.card_lookup import find_card
 from tests.forking import Fork, shared_parent
@@ -172,8 +176,19 @@ def test_two_ranks_find_a_hanging_one_and_go_on_to_the_losses_of_one(whole: Run,
 
 
 def test_a_pipeline_of_two_ranks_has_the_losses_of_one(whole: Run, disturbed: Run, base: Path) -> None:
-    disturbed.job.write_text(disturbed.job.read_text() + 'parallel = "pipeline"\n')
+    text = disturbed.job.read_text() + 'parallel = "pipeline"\n'
+    disturbed.job.write_text(text.replace("timeout_s = 60", "timeout_s = 3"))
+    first, second = disturbed.start(world=2)
+    disturbed.reached(3)
+    os.kill(second.pid, signal.SIGSTOP)
+    try:
+        assert ended(first) == os.EX_UNAVAILABLE
+    finally:
+        os.kill(second.pid, signal.SIGKILL)
+    disturbed.job.write_text(text.replace("[data]", "gradient_checkpointing = true\n[data]"))
     said = disturbed.finish(world=2)
+    assert "goes on after iteration" in said
+    assert said.count("measuring the layers") == 1  # the second start has the profile of the first one
     assert "2 ranks: a pipeline with S = 2, " in said
     assert disturbed.losses() == pytest.approx(whole.losses(), abs=1e-5)
     names = {path.name for path in disturbed.files.folder.iterdir()}
@@ -183,6 +198,20 @@ def test_a_pipeline_of_two_ranks_has_the_losses_of_one(whole: Run, disturbed: Ru
     for part in ("conv_in", "mid_block", "conv_out"):  # of the first rank and of the second
         ours, theirs, start = (parameters_to_vector(getattr(one, part).parameters()) for one in (tuned, other, before))
         assert (ours - theirs).norm() < 0.1 * (theirs - start).norm(), part  # AdamW amplifies rounding
+
+
+def test_every_rank_names_its_own_error(base: Path, photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(photos, tmp_path / "photos")
+    run = Run(tmp_path / "run", base, tmp_path / "photos")
+    settings = read_run_settings(run.job, {})
+    run.files.begin(settings)
+    make_index(source_of(settings.data, 0), run.files.folder, lambda line: None)
+    for image in (tmp_path / "photos").glob("*.png"):
+        image.unlink()
+    assert [ended(one) for one in run.start(world=2)] == [os.EX_UNAVAILABLE] * 2
+    for rank in range(2):
+        said = (run.folder / f"{rank}.log").read_text()
+        assert re.search(r"^afterimage: data\.path: \d+\.png can no longer be read: ", said, re.MULTILINE), said
 
 
 def first_line(run: Run) -> str:
