@@ -25,7 +25,7 @@ class ImageFolder:
     def rows(self) -> list[Captioned | Broken]:
         path = self.folder / METADATA
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8").split("\n")  # captions may hold other separators
         except FileNotFoundError:
             raise ConfigurationError(
                 f"data.path: no {METADATA} in {self.folder}; it needs a line for each image, such as "

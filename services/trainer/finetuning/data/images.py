@@ -52,10 +52,17 @@ class Source(Protocol):
 
 
 def opened(content: bytes) -> Image.Image:
-    """Decode an image file into RGB, turned as its EXIF data says; transparent pixels become white."""
+    """Decode an image file into RGB, turned as its EXIF data says; transparent pixels become white.
+
+    Raises OSError, SyntaxError or ValueError for a file that cannot be decoded.
+    """
     from PIL import ImageOps
 
-    with Image.open(io.BytesIO(content)) as file:
+    try:
+        file = Image.open(io.BytesIO(content))
+    except Image.DecompressionBombError as error:  # a subclass of Exception alone
+        raise ValueError(str(error)) from error
+    with file:
         upright = ImageOps.exif_transpose(file)
         if upright.mode in ("RGBA", "LA", "PA") or "transparency" in upright.info:
             upright = upright.convert("RGBA")

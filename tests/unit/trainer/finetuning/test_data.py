@@ -32,23 +32,28 @@ def indexed(path: str, folder: Path) -> tuple[list[str], list[str]]:
     return [one.row.name for one in read_index(folder)], said
 
 
-def test_a_folder_is_read_and_broken_images_are_named_and_counted(photos: Path, tmp_path: Path) -> None:
+def test_a_folder_is_read_and_broken_images_are_named_and_counted(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 32 * 32)  # Pillow refuses twice as many
     data = tmp_path / "data"
     data.mkdir()
     (data / "whole.png").write_bytes((photos / "0.png").read_bytes())
     (data / "cut.png").write_bytes((photos / "0.png").read_bytes()[:60])
+    Image.new("RGB", (64, 64)).save(data / "huge.png")
     lines = [
-        '{"file_name": "whole.png", "text": "whole"}',
+        '{"file_name": "whole.png", "text": "two\u2028lines"}',
         '{"file_name": "cut.png", "text": "cut"}',
         '{"file_name": "gone.png", "text": "gone"}',
         '{"file_name": "../secret.png", "text": "outside"}',
         '{"file_name": "whole.png"}',
         "{",
+        '{"file_name": "huge.png", "text": "huge"}',
     ]
     (data / "metadata.jsonl").write_text("\n".join(lines))
     names, said = indexed(str(data), tmp_path / "index")
     assert names == ["whole.png"]
-    assert said[0].startswith("skipped 5 of 6 images: cut.png: ")
+    assert said[0].startswith("skipped 6 of 7 images: cut.png: ")
     for part in (
         "gone.png: No such file",
         "line 4: file_name must be inside",
@@ -56,7 +61,9 @@ def test_a_folder_is_read_and_broken_images_are_named_and_counted(photos: Path, 
         "line 6: must",
     ):
         assert part in said[0]
-    assert len((tmp_path / "index" / "broken.jsonl").read_text().splitlines()) == 5
+    broken = (tmp_path / "index" / "broken.jsonl").read_text().splitlines()
+    assert len(broken) == 6
+    assert "exceeds limit of 2048 pixels" in broken[-1]
 
 
 @pytest.mark.parametrize(
