@@ -38,22 +38,25 @@ class Checkpoints:
         tensors: this rank's, by names that are equal on every rank that holds the same tensor. All ranks call it.
         Raises StorageFullError where the disk is full.
         """
-        target, partial = self.folder / f"{iterations:0{DIGITS}}", self.folder / f"{iterations:0{DIGITS}}.partial"
+        target = self.folder / f"{iterations:0{DIGITS}}"
+        try:
+            self._save(target, tensors, {"iterations": iterations, "progress": dict(progress)})
+        except (CheckpointException, OSError) as error:
+            raise StorageFullError(f"checkpoint {target} cannot be written: {_said(error)}") from error
+
+    def _save(self, target: Path, tensors: Mapping[str, torch.Tensor], manifest: Mapping[str, Any]) -> None:
+        partial = target.with_suffix(".partial")
         if self.place.leads:
             for leftover in (*self.folder.glob("*.partial"), *self.folder.glob("*.old")):
                 shutil.rmtree(leftover, ignore_errors=True)
             partial.mkdir(parents=True, exist_ok=True)
         gathered(self.place, None)  # a barrier: the folder is there
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about a single process, and about deprecated parts of torch itself
-                save(dict(tensors), checkpoint_id=partial)
-        except CheckpointException as error:
-            raise StorageFullError(f"checkpoint {target} cannot be written: {_said(error)}") from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about a single process, and about deprecated parts of torch itself
+            save(dict(tensors), checkpoint_id=partial)
         digests = self._digests(partial)
         if self.place.leads:
-            manifest = {"iterations": iterations, "progress": dict(progress), "files": digests}
-            _write_through(partial / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+            _write_through(partial / MANIFEST, json.dumps({**manifest, "files": digests}, indent=1) + "\n")
             if target.exists():  # a broken one that was passed over
                 target.rename(target.with_suffix(".old"))
             os.replace(partial, target)

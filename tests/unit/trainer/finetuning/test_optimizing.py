@@ -14,6 +14,7 @@ from services.trainer.finetuning.ranks.group import Place
 from services.trainer.finetuning.saving.checkpoints import MANIFEST, Checkpoints
 from services.trainer.finetuning.settings import OptimizerSettings
 from services.trainer.finetuning.stepper import norm_of
+from shared.domain.errors import StorageFullError
 from tests.unit.trainer.finetuning.conftest import settings_of
 
 
@@ -142,3 +143,7 @@ def test_a_write_that_was_killed_leaves_no_checkpoint(tmp_path: Path) -> None:
     assert all(torch.equal(one, other) for one, other in zip(before, fresh.tensors().values(), strict=True))
     store.save(2, fresh.tensors(), {"iterations": 2})
     assert [path.name for path in store.folder.iterdir()] == ["00000002"]
+    (tmp_path / "file").touch()
+    store = Checkpoints(tmp_path / "file" / "checkpoints", Place(), keep=3)
+    with pytest.raises(StorageFullError, match=r"checkpoint \S+/00000002 cannot be written: .*Not a directory"):
+        store.save(2, fresh.tensors(), {"iterations": 2})
