@@ -24,8 +24,11 @@ class KeptEncoders:
     belongs to one checkpoint and one data set.
     """
 
-    def __init__(self, encoders: CheckpointEncoders, folder: Path, device: torch.device) -> None:
-        self._encoders, self._folder, self._device = encoders, folder, device
+    def __init__(
+        self, encoders: CheckpointEncoders, folder: Path, device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> None:
+        """Read and write files in `folder`; `dtype` is that of prompt embeddings, whichever they were written in."""
+        self._encoders, self._folder, self._device, self._dtype = encoders, folder, device, dtype
 
     def encode(self, batch: Batch) -> tuple[torch.Tensor, Conditions]:
         """Return what the encoders return, and keep it; see stepper.Encoders."""
@@ -49,7 +52,7 @@ class KeptEncoders:
                 found[caption] = one = {name: values[place] for name, values in made.items()}
                 _write(self._text(caption), one)
         each = [kept for row in rows if (kept := found[row.caption]) is not None]
-        return {name: torch.stack([kept[name].to(self._device) for kept in each]) for name in each[0]}
+        return {name: torch.stack([kept[name].to(self._device, self._dtype) for kept in each]) for name in each[0]}
 
     def _image(self, row: Row, size: Size) -> Path:
         return self._folder / "latents" / f"{row.index % 1000:03}" / f"{row.index}-{size}.safetensors"
@@ -60,7 +63,7 @@ class KeptEncoders:
 
 
 def _read(path: Path) -> dict[str, torch.Tensor] | None:
-    """Return the tensors of a file; None if it is missing or broken, so that it is made again."""
+    """Return the tensors of a file; None if it is missing or broken: it is made again."""
     try:
         return load_file(path)
     except (OSError, SafetensorError):

@@ -62,7 +62,16 @@ def load(settings: RunSettings, device: torch.device, encoded: Path) -> Loaded:
         if isinstance(part, torch.nn.Module):
             part.to(device)
             if name.startswith("text_encoder"):
-                part.to(dtype)
+                _narrow(part, dtype)
     plain = CheckpointEncoders(base.pipeline, base.denoiser)
-    encoders: Encoders = KeptEncoders(plain, encoded, device) if settings.data.keep_encoded else plain
+    encoders: Encoders = KeptEncoders(plain, encoded, device, dtype) if settings.data.keep_encoded else plain
     return Loaded(base, denoiser, encoders, objective, device, dtype)
+
+
+def _narrow(encoder: Any, dtype: torch.dtype) -> None:
+    """Give a text encoder a number format; layers that overflow in fp16 stay in fp32, as transformers loads them."""
+    encoder.to(dtype)
+    wide = (encoder._keep_in_fp32_modules or ()) if dtype == torch.float16 else ()
+    for name, module in encoder.named_modules():
+        if name.rsplit(".", 1)[-1] in wide:
+            module.float()

@@ -15,7 +15,7 @@ from services.trainer.finetuning.model.denoiser import CheckpointDenoiser
 from services.trainer.finetuning.model.encoders import CheckpointEncoders
 from services.trainer.finetuning.model.export import export_model, write_adapter
 from services.trainer.finetuning.model.kept import KeptEncoders
-from services.trainer.finetuning.model.loaded import Loaded
+from services.trainer.finetuning.model.loaded import Loaded, load
 from services.trainer.finetuning.ranks.pipeline import new_training
 from services.trainer.finetuning.settings import LoraSettings
 from services.trainer.finetuning.stepper import Encoders, SingleProcess
@@ -23,6 +23,7 @@ from shared.domain.errors import ModelError
 from shared.domain.types import Size
 from shared.models.card_lookup import find_card
 from tests import tiny_families
+from tests.unit.trainer.finetuning.conftest import settings_of
 
 SIZE = Size(32, 32)
 
@@ -123,6 +124,8 @@ def test_kept_outputs_are_those_of_the_encoders_and_are_read_again(folders: dict
     base.pipeline.vae = base.pipeline.text_encoder = None  # nothing is encoded again
     encoders.sizes = lambda rows, size: {"time_ids": plain[1]["time_ids"]}  # type: ignore[method-assign]
     again = kept.encode(batch(1, 2))
+    half = KeptEncoders(encoders, tmp_path, torch.device("cpu"), torch.bfloat16).encode(batch(1, 2))[1]
+    assert half["encoder_hidden_states"].dtype == torch.bfloat16  # another precision than that of the files
     for found in (first, again):
         assert torch.allclose(found[0], plain[0], atol=1e-6)
         assert found[1].keys() == plain[1].keys()
@@ -208,6 +211,15 @@ def test_targets_that_name_no_layer_are_refused(folders: dict[str, Path]) -> Non
     base = load_base(str(folders["sd"]))
     with pytest.raises(ModelError, match=r"lora\.targets: no layer of the model has such a name"):
         CheckpointDenoiser(base.denoiser, lora=LoraSettings(targets=("nothing",)))
+
+
+def test_layers_of_t5_that_overflow_stay_in_fp32(folders: dict[str, Path], photos: Path, tmp_path: Path) -> None:
+    settings = settings_of(folders["sd3"], photos, tmp_path, precision="fp16")
+    model = load(settings, torch.device("cpu"), tmp_path)
+    layers = model.base.pipeline.text_encoder_3.named_parameters()
+    formats = {name.rsplit(".", 2)[-2]: value.dtype for name, value in layers}
+    assert (formats["wo"], formats["wi"]) == (torch.float32, torch.float16)
+    assert model.encoders.encode(batch(1))[1]["encoder_hidden_states"].isfinite().all()
 
 
 def test_fp32_layers_of_a_half_precision_base_are_trained(folders: dict[str, Path]) -> None:
