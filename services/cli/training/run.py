@@ -46,9 +46,10 @@ def run(
     except Exception as error:
         if os.environ.get("WORLD_SIZE", "1") == "1":
             raise
+        everywhere = isinstance(error, ConfigurationError)
         if not isinstance(error, AfterimageError):
             traceback.print_exc()
-        elif os.environ.get("RANK") == "0" or not isinstance(error, ConfigurationError):  # these are the same everywhere
+        elif os.environ.get("RANK") == "0" or not everywhere:
             sys.stderr.write(f"afterimage: {error}\n")
         sys.stderr.flush()
         # at a usual exit, threads of the process group may wait for a lost rank

@@ -17,7 +17,7 @@ FULL_RATE, LORA_RATE = 1e-5, 1e-4
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class DataSettings(_Table):
@@ -38,7 +38,7 @@ class DataSettings(_Table):
         0.1, ge=0, le=1, description="Share of the captions that are left out, for classifier-free guidance."
     )
     keep_encoded: bool = Field(
-        False, description="Keep latents and prompt embeddings on disk, so that an image is encoded once."
+        False, description="Keep latents and prompt embeddings on disk: each image is encoded once."
     )
     scenes: int = Field(2000, ge=1, le=1_000_000, description="Number of scenes, where path is scenes.")
     sprites: Path = Field(Path("out/train/sprites"), description="Folder of the objects of scenes; fetched if empty.")

@@ -37,6 +37,7 @@ def test_paths_are_beside_the_file_and_options_replace_it(tmp_path: Path) -> Non
         (LEAST + DATA + "[optimizer]\nrate = 2\n", "optimizer.rate: Input should be less than or equal to 1 (got 2)"),
         (LEAST + DATA + "[optimizer]\nbetas = [1, 0]\n", "optimizer: betas must be at least 0 and below 1"),
         (LEAST + "precision = 'int8'\n" + DATA, "precision: Input should be 'auto', 'fp32', 'bf16' or 'fp16'"),
+        (LEAST + DATA + "[optimizer]\nclip_norm = inf\n", "optimizer.clip_norm: Input should be a finite number"),
         ("model = ", "cannot be read as TOML"),
     ],
 )
