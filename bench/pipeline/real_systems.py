@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.pipeline.real_job import Images
+from services.trainer.finetuning.batches import Batch
 from services.trainer.pipeline.runtime.parts import Training
 from services.trainer.pipeline.runtime.splitting.chain import State
 
 
 class System(Protocol):
-    def step(self, batch: Images, upcoming: Images) -> float:
+    def step(self, batch: Batch, upcoming: Batch) -> float:
         """Leave the gradients of a batch in the parameters; return this rank's loss."""
         ...
 
@@ -36,7 +36,7 @@ class Pipelined:
     def __init__(self, executor: Any) -> None:
         self._executor = executor
 
-    def step(self, batch: Images, upcoming: Images) -> float:
+    def step(self, batch: Batch, upcoming: Batch) -> float:
         return float(self._executor.step(batch, upcoming))
 
     @property
@@ -77,7 +77,7 @@ class DataParallel:
         else:
             self._model = DistributedDataParallel(self._model)
 
-    def step(self, batch: Images, upcoming: Images) -> float:
+    def step(self, batch: Batch, upcoming: Batch) -> float:
         del upcoming
         rank, world = dist.get_rank(), dist.get_world_size()
         rows = batch.part(rank * len(batch) // world, (rank + 1) * len(batch) // world)
@@ -97,7 +97,7 @@ class DataParallel:
         return None
 
     @torch.no_grad()
-    def _encoded(self, rows: Images) -> State:
+    def _encoded(self, rows: Batch) -> State:
         found: State = {}
         for part in self._training.frozen:
             given = part.feed(rows, found)
