@@ -19,7 +19,7 @@ class Row:
     caption: str
     """Prompt that the model reads; empty where classifier-free dropout removed it."""
     seed: int
-    """Seed of the sample's noise and timestep, so that every way to split a batch sees the same numbers."""
+    """Seed of the sample's noise and timestep: every way to split a batch sees the same numbers."""
     original: Size
     """Size of the image file in pixels, which SDXL reads."""
     crop: tuple[int, int] = (0, 0)

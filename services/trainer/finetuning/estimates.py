@@ -23,7 +23,7 @@ class Estimate:
     """Predicted cost of a run on this rank."""
 
     weights_bytes: int
-    """Of the denoiser and the frozen encoders."""
+    """Weights of the denoiser and the frozen encoders."""
     training_bytes: int
     """Gradients, AdamW's two averages, and the averaged weights."""
     activations_bytes: int

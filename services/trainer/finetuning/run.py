@@ -40,13 +40,13 @@ def train(settings: RunSettings, say: Callable[[str], None], *, estimate_only: b
     settings.check_ranks(place.world)
     device = device_of(settings.device, place)
     folder = RunFolder(settings.out)
-    tell = say if place.leads else _say_nothing
+    report = say if place.leads else _ignore
     with joined(place, device, settings.ranks.timeout_s):
-        source = _prepare(settings, folder, place, tell)
+        source = _prepare(settings, folder, place, report)
         model = load(settings, device, folder.encoded)
         data = TrainingData(source, read_index(folder.folder), settings, model.base.card)
-        _describe(data, settings, model, tell)
-        stepper = new_stepper(settings, model, data.batch(0), folder, place, tell)
+        _describe(data, settings, model, report)
+        stepper = new_stepper(settings, model, data.batch(0), folder, place, report)
         updates = Updates(stepper.parameters(), settings, fp16=model.dtype == torch.float16)
 
         def on_first(work: Callable[[], None]) -> None:
@@ -61,17 +61,17 @@ def train(settings: RunSettings, say: Callable[[str], None], *, estimate_only: b
                 on_first(lambda: _sample(settings, model, data, folder, done))
 
         checkpoints = Checkpoints(folder.checkpoints, place, settings.checkpoints.keep)
-        loop = Loop(settings, place, data, stepper, updates, checkpoints, folder, sample, tell)
+        loop = Loop(settings, place, data, stepper, updates, checkpoints, folder, sample, report)
         loop.resume()
         if (left := settings.iterations - loop.done) > 0:
             batch, upcoming = data.batch(loop.done), data.batch(loop.done + 1)
             for line in estimated(stepper, batch, upcoming, model.modules, updates.average is not None).lines(
                 settings, left
             ):
-                tell(line)
+                report(line)
         if not estimate_only:
             loop.run()
-            on_first(lambda: _export(settings, model, data, tell))
+            on_first(lambda: _export(settings, model, data, report))
 
 
 def _prepare(settings: RunSettings, folder: RunFolder, place: Place, say: Callable[[str], None]) -> Source:
@@ -130,5 +130,5 @@ def _shell(settings: RunSettings) -> str:
     return shlex.quote(str(settings.out))
 
 
-def _say_nothing(line: str) -> None:
-    """Leave a line to the first rank."""
+def _ignore(line: str) -> None:
+    """Print nothing: the first rank prints the line."""

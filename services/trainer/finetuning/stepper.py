@@ -1,4 +1,4 @@
-"""What the training loop needs of whoever runs an iteration, and the implementation for one process."""
+"""Steppers run the iterations of the training loop: their interface, and the stepper of one process."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Choice:
     plan: Plan | None = None
     """The pipeline to run; None: data parallel."""
     report: dict[str, Any] | None = None
-    """What the planner predicts, as `train plan --json` prints it, where it was asked."""
+    """The planner's predictions, as `train plan --json` prints them; None without the planner."""
 
 
 def chosen(settings: RunSettings, world: int, profile: Profile | None) -> Choice:

@@ -35,7 +35,7 @@ class Place:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank prints, writes the run's files and draws samples."""
+        """Whether this rank prints, writes the run's files and generates samples."""
         return self.rank == 0
 
 

@@ -1,1 +1,1 @@
-"""What a run keeps on disk: checkpoints, metrics and plots."""
+"""Files of a run: checkpoints, metrics and plots."""

@@ -75,7 +75,7 @@ class _Target:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What the parts are made of."""
+    """Models and functions that the parts are made of."""
 
     pipeline: Any
     """diffusers' pipeline with VAE, text encoders and tokenizers."""

@@ -25,7 +25,7 @@ from services.trainer.pipeline.schedule.schedules import Pass
 
 @dataclass(frozen=True)
 class Held:
-    """What a device has in every iteration; stages and sums by (pipeline, stage)."""
+    """Parts of a device that stay for all iterations; stages and sums by (pipeline, stage)."""
 
     training: Training
     stages: Mapping[tuple[int, int], Stage]

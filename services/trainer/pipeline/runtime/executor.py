@@ -55,9 +55,9 @@ class PipelineExecutor:
 
         autocast surrounds the backbone's layers, not the frozen part. recompute: keep the inputs of layers only, and
         run their forward passes again in the backward pass (gradient checkpointing). timeout: of every message.
-        release: move the parameters of stages that are on other ranks to the `meta` device. A rank on which samples
-        are drawn or the model is written keeps them, and calls `gather` before. Raises InvalidRequestError if the plan
-        is for another number of ranks or other parts.
+        release: move the parameters of stages that are on other ranks to the `meta` device. A rank that generates
+        samples or writes the model keeps them, and calls `gather` before. Raises InvalidRequestError if the plan is for
+        another number of ranks or other parts.
         """
         check_plan(training, plan, profile, dist.get_world_size())
         self._training, self._plan = training, plan

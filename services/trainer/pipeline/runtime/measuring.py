@@ -23,7 +23,7 @@ REPEATS = 3
 
 @dataclass
 class _Measured:
-    """What one layer did at one local batch size; seconds of each repeat."""
+    """Measurements of one layer at one local batch size; seconds of each repeat."""
 
     forward_s: list[float] = field(default_factory=list)
     backward_s: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Named tensors as one flat buffer, so that a cut takes one message however many skips pass through it.
+"""Named tensors as one flat buffer: a cut takes one message for any number of skips that pass through it.
 
 A tensor with two names travels once, and stays one tensor: its gradients then add up in the same order as in a model
 that was never cut. The order of dimensions in memory (channels last, say) is that of the first parcel of its kind,
@@ -47,7 +47,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Header:
-    """What a parcel holds: names, and the tensor of each name."""
+    """Contents of a parcel: names, and the tensor of each name."""
 
     names: tuple[tuple[str, int], ...]
     tensors: tuple[Packed, ...]

@@ -1,4 +1,4 @@
-"""What a pipeline trains: backbones with their losses, and the frozen components that encode a batch."""
+"""Parts of a pipeline's job: backbones with their losses, and the frozen components that encode a batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Fed:
     state: State
     """Inputs of the chain, without `estimate`."""
     target: Any
-    """What the loss and the estimate read."""
+    """The argument of the loss and the estimate."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class FrozenPart:
 
 @dataclass(frozen=True)
 class TrainedPart:
-    """A backbone with its loss. Everything random depends on rows alone, so that any split of a batch is the same."""
+    """A backbone with its loss. Everything random depends on rows alone: any split of a batch sees the same."""
 
     chain: Chain
     feed: Callable[[Any, Mapping[str, torch.Tensor]], Fed]

@@ -35,7 +35,7 @@ def measured_profile(
     """Measure a job on this rank, or on all ranks of the default process group at the same time.
 
     batch: its first rows are what the layers run on; it has at least as many as the largest of the local batch
-    `sizes`. Ranks measure the same layers at once, so that they share memory and processors as in training; times are
+    `sizes`. Ranks measure the same layers at once: they share memory and processors as in training. Times are
     means over the ranks. All ranks get the same profile.
     """
     makers = {name: part.chain.name for part in training.frozen for name in part.chain.outputs}

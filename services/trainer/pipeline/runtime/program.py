@@ -50,8 +50,8 @@ class Message:
     source: int
     target: int
     kind: Hashable
-    """What it carries: (pass, pipeline, stage, next stage) or a tuple of values. Messages of one kind have equal shapes
-    per row."""
+    """Contents: (pass, pipeline, stage, next stage) or a tuple of values. Messages of one kind have equal
+    shapes per row."""
     rows: range
     step: int
     """Step of the source after which it is sent."""
@@ -67,7 +67,7 @@ class Device:
     sends: list[list[Message]] = field(default_factory=list)
     """After each step."""
     needs: list[list[Message]] = field(default_factory=list)
-    """Of other devices' passes, before each step."""
+    """Messages of other devices' passes, before each step."""
     values: dict[Value, list[Message]] = field(default_factory=dict)
     """Frozen values that arrive here."""
     last_use: dict[Value, int] = field(default_factory=dict)

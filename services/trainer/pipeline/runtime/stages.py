@@ -15,7 +15,7 @@ from services.trainer.pipeline.runtime.splitting.chain import State, trainable
 
 @dataclass
 class _Held:
-    """What a micro-batch keeps between its forward and its backward pass."""
+    """Tensors of a micro-batch between its forward and its backward pass."""
 
     received: State
     made: State

@@ -1,7 +1,7 @@
 """Messages between the devices of a pipeline group, point to point over torch.distributed.
 
-There is one process group per direction, from lower to higher ranks and back, so that the messages between two devices
-in one group all go the same way. Sends never wait. A receiver takes the messages of a sender in the order in which the
+There is one process group per direction, from lower to higher ranks and back: the messages between two devices in one
+group all go the same way. Sends never wait. A receiver takes the messages of a sender in the order in which the
 sender's program has them, and posts a few receives ahead, while it computes.
 """
 
@@ -83,7 +83,7 @@ class Transport:
     def begin(self, program: Program, size: Hashable, next_size: Hashable) -> None:
         """Expect the messages of a program; a header travels once for each size and kind of message.
 
-        The sizes tell the shapes of this and the next batch apart.
+        Tensors of batches of one size have equal shapes per row.
         """
         self._sizes = (size, next_size)
         for source in range(len(self._ranks)):

@@ -117,5 +117,5 @@ def _into_hidden(function: Callable[[torch.Tensor], torch.Tensor], module: nn.Mo
 
 
 def whole(name: str, reads: tuple[str, ...], makes: tuple[str, ...], module: nn.Module, run: Any) -> Chain:
-    """Return a frozen model that nobody has cut, as a chain of one layer; partial batches still divide it."""
+    """Return a frozen model without cuts, as a chain of one layer; partial batches still divide it."""
     return Chain(name, (Layer(name, reads, makes, run, {name: module}),), makes)
