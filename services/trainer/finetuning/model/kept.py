@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from uuid import uuid4
 
 import torch
 from safetensors import SafetensorError
@@ -72,6 +73,6 @@ def _read(path: Path) -> dict[str, torch.Tensor] | None:
 
 def _write(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial = path.with_suffix(f".{uuid4().hex}.partial")  # processes of two machines may have one number
     save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, partial)
     os.replace(partial, path)
