@@ -31,6 +31,8 @@ def new_stepper(
     parts = model.denoiser, model.encoders, model.objective
     micro_batch = settings.ranks.micro_batch
     if place.world == 1:
+        if settings.ranks.parallel == "pipeline":
+            say("one rank: a pipeline needs several, and ranks.parallel has no effect")
         return SingleProcess(*parts, micro_batch=micro_batch, autocast=model.autocast)
     profile = _profile(settings, model, batch, folder, place, say)
     choice = chosen(settings, place.world, profile)
@@ -56,7 +58,7 @@ def _profile(
     earlier = from_first(place, _earlier(folder.folder / PROFILE, source) if place.leads else None)
     if earlier is not None:
         return earlier
-    found = _measured(model, batch, source, say)
+    found = _measured(model, batch, place.world, source, say)
     if place.leads:
         folder.write(PROFILE, found.model_dump(mode="json"))
     return found
@@ -82,13 +84,14 @@ def _earlier(path: Path, source: str) -> Profile | None:
     return found if found.source == source else None
 
 
-def _measured(model: Loaded, batch: Batch, source: str, say: Callable[[str], None]) -> Profile:
+def _measured(model: Loaded, batch: Batch, world: int, source: str, say: Callable[[str], None]) -> Profile:
     from services.trainer.finetuning.ranks.pipeline import new_training
     from services.trainer.pipeline.runtime.profiling import measured_profile
 
     say("measuring the layers on all ranks, for the planner")
     training = new_training(model)
-    sizes = sorted({1, max(len(batch) // 2, 1), len(batch)})
+    share = max(len(batch) // world, min(2, len(batch)))  # a whole batch may not fit into a device's memory
+    sizes = sorted({1, max(share // 2, 1), share})
     return measured_profile(training, batch, sizes, model.device, autocast=model.autocast, source=source)
 
 

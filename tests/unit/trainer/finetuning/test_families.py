@@ -16,7 +16,10 @@ from services.trainer.finetuning.model.encoders import CheckpointEncoders
 from services.trainer.finetuning.model.export import export_model, write_adapter
 from services.trainer.finetuning.model.kept import KeptEncoders
 from services.trainer.finetuning.model.loaded import Loaded, load
+from services.trainer.finetuning.ranks.group import Place
 from services.trainer.finetuning.ranks.pipeline import new_training
+from services.trainer.finetuning.ranks.steppers import new_stepper
+from services.trainer.finetuning.saving.run_folder import RunFolder
 from services.trainer.finetuning.settings import LoraSettings
 from services.trainer.finetuning.stepper import Encoders, SingleProcess
 from shared.domain.errors import ModelError
@@ -220,6 +223,14 @@ def test_layers_of_t5_that_overflow_stay_in_fp32(folders: dict[str, Path], photo
     formats = {name.rsplit(".", 2)[-2]: value.dtype for name, value in layers}
     assert (formats["wo"], formats["wi"]) == (torch.float32, torch.float16)
     assert model.encoders.encode(batch(1))[1]["encoder_hidden_states"].isfinite().all()
+
+
+def test_one_rank_runs_no_pipeline_and_says_so(folders: dict[str, Path], photos: Path, tmp_path: Path) -> None:
+    settings = settings_of(folders["sd"], photos, tmp_path, ranks={"parallel": "pipeline"})
+    model, said = load(settings, torch.device("cpu"), tmp_path), list[str]()
+    made = new_stepper(settings, model, batch(1, 2, 3, 4), RunFolder(tmp_path), Place(), said.append)
+    assert isinstance(made, SingleProcess)
+    assert said == ["one rank: a pipeline needs several, and ranks.parallel has no effect"]
 
 
 def test_fp32_layers_of_a_half_precision_base_are_trained(folders: dict[str, Path]) -> None:
