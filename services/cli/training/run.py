@@ -44,7 +44,7 @@ def run(
 
         train(settings, _say, estimate_only=estimate)
     except Exception as error:
-        if os.environ.get("WORLD_SIZE", "1") == "1":
+        if os.environ.get("WORLD_SIZE", "1") == "1" or isinstance(error, ImportError):  # the command names the package
             raise
         everywhere = isinstance(error, ConfigurationError)
         if not isinstance(error, AfterimageError):
