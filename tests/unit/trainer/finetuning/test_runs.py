@@ -153,7 +153,7 @@ def test_a_killed_run_goes_on_to_the_same_losses(whole: Run, disturbed: Run) -> 
 
 
 def test_two_ranks_find_a_hanging_one_and_go_on_to_the_losses_of_one(whole: Run, disturbed: Run) -> None:
-    disturbed.write(iterations=8, timeout_s=3)
+    disturbed.write(iterations=8, timeout_s=15)
     first, second = disturbed.start(world=2)
     disturbed.reached(4)
     os.kill(second.pid, signal.SIGSTOP)
@@ -162,7 +162,7 @@ def test_two_ranks_find_a_hanging_one_and_go_on_to_the_losses_of_one(whole: Run,
     finally:
         os.kill(second.pid, signal.SIGKILL)
     assert ended(second) == -signal.SIGKILL
-    assert "rank 0: another rank ended, or did not answer within ranks.timeout_s = 3 s" in first_line(disturbed)
+    assert "rank 0: another rank ended, or did not answer within ranks.timeout_s = 15 s" in first_line(disturbed)
     newest = max(path for path in disturbed.files.checkpoints.iterdir() if path.name.isdigit())
     file = next(newest.glob("*.distcp"))
     file.write_bytes(file.read_bytes()[:-1])
@@ -178,7 +178,7 @@ def test_two_ranks_find_a_hanging_one_and_go_on_to_the_losses_of_one(whole: Run,
 def test_a_pipeline_of_two_ranks_has_the_losses_of_one(whole: Run, disturbed: Run, base: Path) -> None:
     text = disturbed.job.read_text() + 'parallel = "pipeline"\n'
     kept = text.replace("[data]", "[data]\nkeep_encoded = true")
-    disturbed.job.write_text(kept.replace("timeout_s = 60", "timeout_s = 5"))
+    disturbed.job.write_text(kept.replace("timeout_s = 60", "timeout_s = 15"))
     first, second = disturbed.start(world=2)
     disturbed.reached(3)
     os.kill(second.pid, signal.SIGSTOP)
