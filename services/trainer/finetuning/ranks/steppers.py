@@ -16,9 +16,10 @@ from services.trainer.finetuning.settings import RunSettings
 from services.trainer.finetuning.stepper import SingleProcess, Stepper
 from services.trainer.pipeline.costs.profile import Profile
 from services.trainer.pipeline.costs.profile_file import read_profile
+from services.trainer.pipeline.drawing import draw
 from shared.domain.errors import ConfigurationError
 
-PROFILE, PLAN = "profile.json", "plan.json"
+PROFILE, PLAN, SCHEDULE = "profile.json", "plan.json", "schedule.svg"
 
 
 def new_stepper(
@@ -41,6 +42,8 @@ def new_stepper(
         folder.write(PLAN, choice.report)
     if choice.plan is None or profile is None:
         return DataParallel(*parts, place, micro_batch=micro_batch, autocast=model.autocast)
+    if place.leads:
+        (folder.folder / SCHEDULE).write_text(draw(choice.plan, profile.frozen), encoding="utf-8")
     return _pipeline(settings, model, choice, profile, place)
 
 

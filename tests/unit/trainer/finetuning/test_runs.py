@@ -193,7 +193,7 @@ def test_a_pipeline_of_two_ranks_has_the_losses_of_one(whole: Run, disturbed: Ru
     assert "2 ranks: a pipeline with S = 2, " in said
     assert disturbed.losses() == pytest.approx(whole.losses(), abs=1e-5)
     names = {path.name for path in disturbed.files.folder.iterdir()}
-    assert {"profile.json", "plan.json", "loss.png", "samples"} < names
+    assert {"profile.json", "plan.json", "schedule.svg", "loss.png", "samples"} < names
     folders = (disturbed.folder / "out", whole.folder / "out", base)
     tuned, other, before = (load_base(str(folder)).denoiser for folder in folders)
     for part in ("conv_in", "mid_block", "conv_out"):  # of the first rank and of the second
