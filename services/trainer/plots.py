@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,10 @@ def _latency(models: Path, target: Path) -> None:
 
 def k_table_panels(models: Path) -> tuple[Any, list[Any]]:
     """Return a figure with one panel per use of a table: the lowest similarity that allows each K, without a point if K
-    is never allowed."""
+    is never allowed. A table of a further T has a panel of its own, if it allows any K."""
     files = [path for kind in ("", "image_", "pair_") for path in sorted(models.glob(f"*/{kind}k_table_*.json"))]
-    tables: dict[Path, dict[str, Any]] = {path: json.loads(path.read_text()) for path in files}
+    every: dict[Path, dict[str, Any]] = {path: json.loads(path.read_text()) for path in files}
+    tables = {path: table for path, table in every.items() if table["levels"] or not _further_t(path)}
     uses = {path: _use(path, table) for path, table in tables.items()}
     panels = list(dict.fromkeys(uses.values()))
     figure, axes = _figure(len(panels), (3.1 * len(panels), 3.2))
@@ -52,10 +54,16 @@ def k_table_panels(models: Path) -> tuple[Any, list[Any]]:
 
 
 def _use(path: Path, table: dict[str, Any]) -> str:
+    at = f" at T = {table['steps']}" if _further_t(path) else ""
     if path.name.startswith("pair_"):
-        return f"{table['model']} from pairs of clips"
+        return f"{table['model']} from pairs of clips{at}"
     source = table.get("images_from")
-    return f"{table['model']} from " + (f"{source}'s pictures" if source else "its own latents")
+    return f"{table['model']} from " + (f"{source}'s pictures{at}" if source else f"its own latents{at}")
+
+
+def _further_t(path: Path) -> bool:
+    """Whether a file's table is for another T than the model's own (`table_file`)."""
+    return re.search(r"_t\d+$", path.stem) is not None
 
 
 def _figure(panels: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
