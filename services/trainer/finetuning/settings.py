@@ -90,7 +90,7 @@ class ValidationSettings(_Table):
 class CheckpointSettings(_Table):
     """Checkpoints from which a run goes on."""
 
-    every: int = Field(500, ge=1, description="Iterations between two checkpoints.")
+    every: int = Field(100, ge=1, description="Iterations between two checkpoints. A stopped run loses those since.")
     keep: int = Field(3, ge=1, le=1000, description="Number of checkpoints that are kept.")
 
 
@@ -162,7 +162,7 @@ def read_run_settings(path: Path, given: Mapping[str, Any]) -> RunSettings:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigurationError(f"config {path}: cannot be read as TOML: {error}") from error
     try:
-        return RunSettings.model_validate(_beside(path.parent, keys) | dict(given))
+        return RunSettings.model_validate(_beside(path.parent.resolve(), keys) | dict(given))
     except ValidationError as error:
         raise ConfigurationError(f"config {path}: {_broken(error)}") from None
 

@@ -55,3 +55,11 @@ def test_a_batch_has_a_row_for_each_rank(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("batch = 2\n" + LEAST + DATA)
     with pytest.raises(ConfigurationError, match=r"batch: must be at least the number of ranks, 4 \(got 2\)"):
         read_run_settings(tmp_path / "job.toml", {}).check_ranks(4)
+
+
+def test_a_path_with_dots_names_the_same_run(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    job = tmp_path / "jobs" / "job.toml"
+    job.write_text('model = "bundled:small"\nout = "out"\n[data]\npath = "photos"\n')
+    dotted = tmp_path / "jobs" / ".." / "jobs" / "job.toml"
+    assert read_run_settings(dotted, {}) == read_run_settings(job, {})
