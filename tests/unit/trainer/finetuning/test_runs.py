@@ -152,16 +152,21 @@ def test_a_killed_run_goes_on_to_the_same_losses(whole: Run, disturbed: Run) -> 
     assert find_card(str(disturbed.folder / "out")).weights_hash == find_card(str(whole.folder / "out")).weights_hash
 
 
-def test_two_ranks_find_a_hanging_one_and_go_on_to_the_losses_of_one(whole: Run, disturbed: Run) -> None:
-    disturbed.write(iterations=8, timeout_s=15)
-    first, second = disturbed.start(world=2)
-    disturbed.reached(4)
+def stop_second_rank(run: Run, after: int) -> None:
+    """Start two ranks; stop the second after so many iterations, until the first has ended by itself."""
+    first, second = run.start(world=2)
+    run.reached(after)
     os.kill(second.pid, signal.SIGSTOP)
     try:
         assert ended(first) == os.EX_UNAVAILABLE
     finally:
         os.kill(second.pid, signal.SIGKILL)
     assert ended(second) == -signal.SIGKILL
+
+
+def test_two_ranks_find_a_hanging_one_and_go_on_to_the_losses_of_one(whole: Run, disturbed: Run) -> None:
+    disturbed.write(iterations=8, timeout_s=15)
+    stop_second_rank(disturbed, after=4)
     assert "rank 0: another rank ended, or did not answer within ranks.timeout_s = 15 s" in first_line(disturbed)
     newest = max(path for path in disturbed.files.checkpoints.iterdir() if path.name.isdigit())
     file = next(newest.glob("*.distcp"))
@@ -179,13 +184,7 @@ def test_a_pipeline_of_two_ranks_has_the_losses_of_one(whole: Run, disturbed: Ru
     text = disturbed.job.read_text() + 'parallel = "pipeline"\n'
     kept = text.replace("[data]", "[data]\nkeep_encoded = true")
     disturbed.job.write_text(kept.replace("timeout_s = 60", "timeout_s = 15"))
-    first, second = disturbed.start(world=2)
-    disturbed.reached(3)
-    os.kill(second.pid, signal.SIGSTOP)
-    try:
-        assert ended(first) == os.EX_UNAVAILABLE
-    finally:
-        os.kill(second.pid, signal.SIGKILL)
+    stop_second_rank(disturbed, after=3)
     disturbed.job.write_text(text.replace("[data]", "gradient_checkpointing = true\n[data]"))
     said = disturbed.finish(world=2)
     assert "goes on after iteration" in said
