@@ -27,7 +27,7 @@ class Bar(Protocol):
         ...
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
     """Print and flush at once, into files too, so that a long run does not seem to hang."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
@@ -48,7 +48,7 @@ class Remaining:
         done: float = 0,
         share: float | None = None,
         clock: Callable[[], float] | None = None,
-        say: Callable[[str], None] = _say,
+        say: Callable[[str], None] = say,
         every_s: float | None = None,
     ) -> None:
         self._title, self._total, self._say = title, total, say

@@ -6,11 +6,12 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from shared.domain.errors import AfterimageError, ConfigurationError
+from shared.runtime.progress import say
 
 Optional = typer.Option
 
@@ -38,23 +39,29 @@ def run(
     from services.cli.app import exit_code
     from services.trainer.finetuning.settings import read_run_settings
 
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
     try:
         settings = read_run_settings(config, {name: value for name, value in given.items() if value is not None})
         from services.trainer.finetuning.run import train
 
-        train(settings, _say, estimate_only=estimate)
+        loop = train(settings, say, estimate_only=estimate)
+        code = 128 + loop.stopped_by if loop.stopped_by else 0
     except Exception as error:
-        if os.environ.get("WORLD_SIZE", "1") == "1" or isinstance(error, ImportError):  # the command names the package
+        if alone or isinstance(error, ImportError):  # the command names the package
             raise
         everywhere = isinstance(error, ConfigurationError)
         if not isinstance(error, AfterimageError):
             traceback.print_exc()
         elif os.environ.get("RANK") == "0" or not everywhere:
             sys.stderr.write(f"afterimage: {error}\n")
-        sys.stderr.flush()
-        # at a usual exit, threads of the process group may wait for a lost rank
-        os._exit(exit_code(error) if isinstance(error, AfterimageError) else 1)
+        _leave(exit_code(error) if isinstance(error, AfterimageError) else 1)
+    if not alone:
+        _leave(code)
+    raise typer.Exit(code)
 
 
-def _say(line: str) -> None:
-    typer.echo(line)
+def _leave(code: int) -> NoReturn:
+    """End this rank at once: threads of its process group may wait for a lost rank, or for the interpreter's lock."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -12,12 +12,13 @@ from services.trainer.finetuning.data.order import seed_of
 from services.trainer.finetuning.data.training_data import TrainingData
 from services.trainer.finetuning.optimizing import Updates
 from services.trainer.finetuning.ranks.group import Place
+from services.trainer.finetuning.ranks.stopping import StopRequest
 from services.trainer.finetuning.saving.checkpoints import Checkpoints
 from services.trainer.finetuning.saving.run_folder import RunFolder
 from services.trainer.finetuning.settings import RunSettings
 from services.trainer.finetuning.stepper import Stepper
 from shared.domain.errors import ModelError
-from shared.runtime.progress import Remaining
+from shared.runtime.progress import EVERY_S, Remaining
 
 PATIENCE = 50
 """Updates in a row without a finite gradient after which a run ends."""
@@ -46,6 +47,8 @@ class Loop:
     say: Callable[[str], None]
     done: int = 0
     """Iterations that were made."""
+    stopped_by: int = 0
+    """Number of the signal that ended the run before its last iteration."""
 
     def resume(self) -> None:
         """Go on from the newest whole checkpoint; broken ones are named."""
@@ -60,12 +63,22 @@ class Loop:
             self.folder.go_on(self.done)
 
     def run(self) -> None:
-        """Train until the last iteration. Raises DivergedError if gradients stay without a finite norm."""
-        settings = self.settings
+        """Train until the last iteration, or until a signal asks to stop.
+
+        Raises DivergedError if gradients stay without a finite norm.
+        """
+        stop = StopRequest(self.place)
+        with stop.heard():
+            self._run(stop)
+
+    def _run(self, stop: StopRequest) -> None:
+        settings, first = self.settings, self.done + 1
         remaining = Remaining("training, iterations", settings.iterations, done=self.done, say=self.say)
         saved = -1
         while self.done < settings.iterations:
             loss = self._advance()
+            if self.done == first:
+                self.say(f"iteration {first:,} of {settings.iterations:,}: loss {loss:.4g}; more every {EVERY_S:g} s")
             remaining.reached(self.done, note=f"loss {loss:.4g}")
             last = self.done == settings.iterations
             if last or self.done % settings.validation.every == 0:
@@ -77,6 +90,12 @@ class Loop:
                 self.sample(self.done)
                 if self.place.leads:
                     self.folder.plot()
+            if not last and (number := stop.number()):
+                if saved != self.done:
+                    self.save()
+                self.say(f"stopped after iteration {self.done:,}, with a checkpoint; the same command goes on from it")
+                self.stopped_by = number
+                return
         if saved != self.done:  # a run whose iterations were all made before
             self.say(f"all {settings.iterations:,} iterations were made before")
 

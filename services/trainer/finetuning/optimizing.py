@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from services.trainer.finetuning.settings import OptimizerSettings, RunSettings
+from services.trainer.finetuning.settings import RunSettings
 from services.trainer.training.runs import Average
 
 
-def rate_at(iteration: int, iterations: int, rate: float, settings: OptimizerSettings) -> float:
+def rate_at(iteration: int, settings: RunSettings) -> float:
     """Return the learning rate of an iteration, counted from 0: a linear warm-up, then constant or half a cosine."""
-    if iteration < settings.warmup:
-        return rate * (iteration + 1) / settings.warmup
-    if settings.schedule == "constant":
+    rate, warmup = settings.rate, settings.warmup
+    if iteration < warmup:
+        return rate * (iteration + 1) / warmup
+    if settings.optimizer.schedule == "constant":
         return rate
-    done = (iteration - settings.warmup) / max(iterations - settings.warmup, 1)
+    done = (iteration - warmup) / max(settings.iterations - warmup, 1)
     return rate * (1 + math.cos(math.pi * min(done, 1.0))) / 2
 
 
@@ -84,9 +85,8 @@ class Updates:
         accepted = self.loss_scale.accept(gradient_norm)
         if accepted:
             self.skipped = 0
-            own = self._settings.optimizer
             for group in self.optimizer.param_groups:
-                group["lr"] = rate_at(iteration, self._settings.iterations, self._settings.rate, own)
+                group["lr"] = rate_at(iteration, self._settings)
             self._clip(gradient_norm, scale)
             self.optimizer.step()
             if self.average is not None:

@@ -23,17 +23,35 @@ from services.trainer.finetuning.ranks.steppers import new_stepper
 from services.trainer.finetuning.saving.checkpoints import Checkpoints
 from services.trainer.finetuning.saving.run_folder import RunFolder
 from services.trainer.finetuning.settings import RunSettings
-from shared.domain.errors import AfterimageError, ConfigurationError
+from shared.domain.errors import AfterimageError, ConfigurationError, ModelError
 
 READING_S = 86_400.0
 """Seconds that the other ranks wait while the first one fetches the checkpoint and reads every image once."""
 
 
-def train(settings: RunSettings, say: Callable[[str], None], *, estimate_only: bool = False) -> None:
+class DeviceMemoryError(ModelError):
+    """A training iteration needs more memory than the GPU has.
+
+    Set `ranks.micro_batch` to fewer images, or `gradient_checkpointing = true`; adapters (`[lora]`) need the least.
+    """
+
+
+def train(settings: RunSettings, say: Callable[[str], None], *, estimate_only: bool = False) -> Loop:
     """Train, sample and export on this rank of a run; torchrun's variables name the others.
 
-    say: gets lines for users, on the first rank alone. Raises AfterimageErrors that name what to change.
+    say: gets lines for users, on the first rank alone. Returns the loop, which knows whether a signal stopped the run;
+    with several ranks keep it until `os._exit` (see `joined`). Raises AfterimageErrors that name what to change.
     """
+    try:
+        return _train(settings, say, estimate_only)
+    except torch.OutOfMemoryError as error:
+        raise DeviceMemoryError(
+            f"ranks.micro_batch: {settings.ranks.micro_batch or settings.batch} images need more memory than the GPU "
+            f"has; take fewer, or set gradient_checkpointing ({str(error).split('. ')[0]})"
+        ) from error
+
+
+def _train(settings: RunSettings, say: Callable[[str], None], estimate_only: bool) -> Loop:
     import matplotlib  # noqa: F401  # the loss plot needs it: fail before hours of training
 
     place = place_of(os.environ)
@@ -71,7 +89,9 @@ def train(settings: RunSettings, say: Callable[[str], None], *, estimate_only: b
                 report(line)
         if not estimate_only:
             loop.run()
-            on_first(lambda: _export(settings, model, data, report))
+            if not loop.stopped_by:
+                on_first(lambda: _export(settings, model, data, report))
+        return loop
 
 
 def _prepare(settings: RunSettings, folder: RunFolder, place: Place, say: Callable[[str], None]) -> Source:

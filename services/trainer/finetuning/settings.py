@@ -14,6 +14,7 @@ from services.trainer.pipeline.costs.profile_file import broken_rule
 from shared.domain.errors import ConfigurationError
 
 FULL_RATE, LORA_RATE = 1e-5, 1e-4
+WARMUP = 100
 
 
 class _Table(BaseModel):
@@ -49,7 +50,9 @@ class OptimizerSettings(_Table):
 
     rate: float = Field(0.0, ge=0, le=1, description="Learning rate after the warm-up. 0: 1e-5, for LoRA 1e-4.")
     schedule: Literal["cosine", "constant"] = Field("cosine", description="Learning rate after the warm-up.")
-    warmup: int = Field(100, ge=0, description="Iterations in which the learning rate rises from 0.")
+    warmup: int = Field(
+        -1, description="Iterations in which the learning rate rises from 0. Below 0: 100, at most a tenth of the run."
+    )
     betas: tuple[float, float] = Field((0.9, 0.999), description="Decay of AdamW's two averages.")
     weight_decay: float = Field(0.01, ge=0, le=1, description="AdamW's weight decay.")
     clip_norm: float = Field(1.0, ge=0, description="Largest norm of all gradients together; 0: no limit.")
@@ -143,6 +146,12 @@ class RunSettings(_Table):
     def rate(self) -> float:
         """Return the learning rate after the warm-up."""
         return self.optimizer.rate or (FULL_RATE if self.lora is None else LORA_RATE)
+
+    @property
+    def warmup(self) -> int:
+        """Return the iterations in which the learning rate rises."""
+        asked = self.optimizer.warmup
+        return min(WARMUP, self.iterations // 10) if asked < 0 else asked
 
     def check_ranks(self, world: int) -> None:
         """Raise ConfigurationError where a number of ranks does not suit the batch."""

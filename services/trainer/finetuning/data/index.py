@@ -40,9 +40,10 @@ def source_of(settings: DataSettings, seed: int) -> Source:
     if settings.path.endswith(".tar"):
         return TarFiles(settings.path)
     if not Path(settings.path).is_dir():
+        missing = "" if Path(settings.path).exists() else ", which does not exist"
         raise ConfigurationError(
             f"data.path: must be a folder with metadata.jsonl, tar files such as shards/*.tar, or scenes "
-            f"(got {settings.path!r})"
+            f"(got {settings.path!r}{missing})"
         )
     return ImageFolder(Path(settings.path))
 

@@ -41,5 +41,9 @@ def chosen(settings: RunSettings, world: int, profile: Profile | None) -> Choice
         if found.plan is None:
             raise ConfigurationError(f"ranks.parallel: no pipeline fits {world} ranks and batch {settings.batch}")
         shape = f"S = {found.plan.stages}, M = {found.plan.micro_batches}, D = {found.plan.group}"
-        return Choice(f"a pipeline with {shape}, about {found.plan.seconds:.3g} s an iteration", found.plan, report)
-    return Choice(found.verdict, found.plan if found.worth_it else None, report)
+        said = f"a pipeline with {shape}, about {found.plan.seconds:.3g} s an iteration"
+        advice = "" if found.worth_it else f", as ranks.parallel asks. The planner: {found.verdict}"
+        return Choice(said + advice, found.plan, report)
+    if found.worth_it:
+        return Choice(found.verdict, found.plan, report)
+    return Choice(f"data parallel (DDP). The planner: {found.verdict}", None, report)

@@ -65,7 +65,11 @@ def joined(place: Place, device: torch.device, timeout_s: float) -> Iterator[Non
     """Join the process group while the block runs, if there are several ranks.
 
     A collective call that lasts longer than `timeout_s` fails on gloo, and ends the process on NCCL. Failures of the
-    group become RankLostError; its threads then still wait for the lost rank, so end the process with `os._exit`.
+    group become RankLostError.
+
+    End the process with `os._exit`, while the group and DDP still exist: after a failure the group's threads wait for
+    the lost rank, and after a success torch's destructor may wait, with the GIL, for a thread that waits for the GIL
+    (seen with gloo in torch 2.13).
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -78,7 +82,6 @@ def joined(place: Place, device: torch.device, timeout_s: float) -> Iterator[Non
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
         yield
-        dist.destroy_process_group()
     except (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError) as error:
         raise _lost(place, timeout_s, error) from error
     except RuntimeError as error:
@@ -94,8 +97,6 @@ def from_first(place: Place, value: T, *, patience_s: float = 0.0) -> T:
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=patience_s)) if patience_s else None
     held: list[Any] = [value]
     dist.broadcast_object_list(held, src=0, group=group, device=torch.device("cpu"))
-    if group is not None:
-        dist.destroy_process_group(group)
     found: T = held[0]
     return found
 

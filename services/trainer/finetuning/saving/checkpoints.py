@@ -7,7 +7,8 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,7 @@ class Checkpoints:
                 shutil.rmtree(leftover, ignore_errors=True)
             partial.mkdir(parents=True, exist_ok=True)
         gathered(self.place, None)  # a barrier: the folder is there
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about a single process, and about deprecated parts of torch itself
+        with _quiet():
             save(dict(tensors), checkpoint_id=partial)
         digests = self._digests(partial)
         if self.place.leads:
@@ -106,7 +106,8 @@ class Checkpoints:
         """
         held = {name: torch.empty_like(value) for name, value in tensors.items()}
         try:
-            load(held, checkpoint_id=path)
+            with _quiet():
+                load(held, checkpoint_id=path)
             wrong = ""
         except (CheckpointException, OSError, RuntimeError, ValueError) as error:
             wrong = _said(error)
@@ -129,6 +130,14 @@ class Checkpoints:
         for one in gathered(self.place, own):
             merged |= one
         return dict(sorted(merged.items()))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out torch's warnings about a single process, and about deprecated parts of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _listed(path: Path) -> tuple[dict[str, str], str]:

@@ -28,7 +28,7 @@ def job(tmp_path: Path, **ranks: object) -> RunSettings:
 def test_auto_takes_the_planners_verdict(profile: Profile, tmp_path: Path) -> None:
     found = chosen(job(tmp_path), 4, profile)
     assert found.plan is None
-    assert found.why.startswith("A pipeline is not worth it: ")
+    assert found.why.startswith("data parallel (DDP). The planner: A pipeline is not worth it: ")
     assert found.report is not None
     assert {row["name"] for row in found.report["systems"]} >= {"DiffusionPipe", "DDP"}
     slow = profile.model_copy(update={"all_reduce": (AllReduce(devices=4, bandwidth_bytes_per_s=1, latency_s=9),)})
@@ -40,6 +40,7 @@ def test_a_pipeline_is_run_where_it_is_asked_for_and_fits(profile: Profile, tmp_
     found = chosen(asked, 4, profile)
     assert found.plan is not None
     assert found.why.startswith("a pipeline with S = ")
+    assert ", as ranks.parallel asks. The planner: A pipeline is not worth it: " in found.why
     with pytest.raises(ConfigurationError, match=r"ranks\.parallel: no pipeline fits 31 ranks and batch 32"):
         chosen(asked, 31, profile)
 

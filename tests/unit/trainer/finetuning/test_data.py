@@ -72,7 +72,7 @@ def test_a_folder_is_read_and_broken_images_are_named_and_counted(
         ("empty", None, "no metadata.jsonl in "),
         ("none", "", "names no image"),
         ("broken", '{"file_name": "gone.png", "text": "gone"}', "none of its 1 images can be used; gone.png: No such"),
-        ("missing", "-", "must be a folder with metadata.jsonl, tar files"),
+        ("missing", "-", "missing', which does not exist)"),
         ("shards-*.tar", "-", "no tar file matches"),
     ],
 )

@@ -12,21 +12,26 @@ from torch import nn
 from services.trainer.finetuning.optimizing import LossScale, Updates, rate_at
 from services.trainer.finetuning.ranks.group import Place
 from services.trainer.finetuning.saving.checkpoints import MANIFEST, Checkpoints
-from services.trainer.finetuning.settings import OptimizerSettings
+from services.trainer.finetuning.settings import RunSettings
 from services.trainer.finetuning.stepper import norm_of
 from shared.domain.errors import StorageFullError
 from tests.unit.trainer.finetuning.conftest import settings_of
 
 
+def job(iterations: int, **optimizer: object) -> RunSettings:
+    return settings_of(Path(), Path(), Path(), iterations=iterations, optimizer={"rate": 1.0, **optimizer})
+
+
 def test_the_rate_warms_up_and_then_falls_by_half_a_cosine() -> None:
-    settings = OptimizerSettings(warmup=10)
-    rates = [rate_at(iteration, 110, 1.0, settings) for iteration in range(110)]
+    settings = job(110, warmup=10)
+    rates = [rate_at(iteration, settings) for iteration in range(110)]
     assert rates[0] == 0.1
     assert rates[9] == rates[10] == 1.0
     assert rates[60] == pytest.approx(0.5)
     assert 0 < rates[109] < 0.001
-    constant = OptimizerSettings(warmup=0, schedule="constant")
-    assert rate_at(0, 10, 1.0, constant) == rate_at(9, 10, 1.0, constant) == 1.0
+    constant = job(10, warmup=0, schedule="constant")
+    assert rate_at(0, constant) == rate_at(9, constant) == 1.0
+    assert [job(iterations, warmup=-1).warmup for iterations in (20, 200, 5000)] == [2, 20, 100]
 
 
 def test_the_loss_scale_halves_at_an_overflow_and_doubles_after_a_while() -> None:

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from services.cli import app as cli
 from services.trainer.finetuning.data.index import make_index, source_of
 from services.trainer.finetuning.model.checkpoint import load_base
+from services.trainer.finetuning.run import train
 from services.trainer.finetuning.saving.run_folder import RunFolder
 from services.trainer.finetuning.settings import read_run_settings
 from shared.domain.errors import AfterimageError
@@ -152,11 +153,28 @@ def test_a_killed_run_goes_on_to_the_same_losses(whole: Run, disturbed: Run) -> 
     assert find_card(str(disturbed.folder / "out")).weights_hash == find_card(str(whole.folder / "out")).weights_hash
 
 
-def stop_second_rank(run: Run, after: int) -> None:
-    """Start two ranks; stop the second after so many iterations, until the first has ended by itself."""
+def test_a_run_stops_at_a_signal_with_a_checkpoint(whole: Run, disturbed: Run) -> None:
+    said = list[str]()
+
+    def interrupted(line: str) -> None:
+        said.append(line)
+        if line.startswith("iteration 1 of 8: loss "):
+            signal.raise_signal(signal.SIGINT)
+
+    settings = read_run_settings(disturbed.job, {})
+    assert train(settings, interrupted).stopped_by == signal.SIGINT
+    assert said[-1] == "stopped after iteration 1, with a checkpoint; the same command goes on from it"
+    assert not (disturbed.folder / "out" / "model_index.json").exists()
+    assert train(settings, interrupted).stopped_by == 0
+    assert f"goes on after iteration 1, from {disturbed.files.checkpoints}" in said
+    assert disturbed.losses() == whole.losses()
+
+
+def lose_second_rank(run: Run, after: int, how: signal.Signals) -> None:
+    """Start two ranks; stop or kill the second after so many iterations, until the first has ended by itself."""
     first, second = run.start(world=2)
     run.reached(after)
-    os.kill(second.pid, signal.SIGSTOP)
+    os.kill(second.pid, how)
     try:
         assert ended(first) == os.EX_UNAVAILABLE
     finally:
@@ -165,9 +183,9 @@ def stop_second_rank(run: Run, after: int) -> None:
 
 
 def test_two_ranks_find_a_hanging_one_and_go_on_to_the_losses_of_one(whole: Run, disturbed: Run) -> None:
-    disturbed.write(iterations=8, timeout_s=15)
-    stop_second_rank(disturbed, after=4)
-    assert "rank 0: another rank ended, or did not answer within ranks.timeout_s = 15 s" in first_line(disturbed)
+    disturbed.write(iterations=8, timeout_s=8)
+    lose_second_rank(disturbed, 4, signal.SIGSTOP)
+    assert "rank 0: another rank ended, or did not answer within ranks.timeout_s = 8 s" in first_line(disturbed)
     newest = max(path for path in disturbed.files.checkpoints.iterdir() if path.name.isdigit())
     file = next(newest.glob("*.distcp"))
     file.write_bytes(file.read_bytes()[:-1])
@@ -175,21 +193,29 @@ def test_two_ranks_find_a_hanging_one_and_go_on_to_the_losses_of_one(whole: Run,
     assert f"checkpoint {newest} is broken: " in said
     assert "2 ranks: data parallel, since no profile is given" in said
     assert disturbed.losses() == pytest.approx(whole.losses(), abs=1e-5)
-    disturbed.write(iterations=10)
-    assert "goes on after iteration 8" in disturbed.finish()  # on one rank
-    assert max(disturbed.losses()) == 10
+    disturbed.write(iterations=1000)
+    ranks = disturbed.start(world=2)
+    disturbed.reached(9)
+    os.kill(ranks[1].pid, signal.SIGTERM)
+    assert [ended(one) for one in ranks] == [128 + signal.SIGTERM] * 2
+    done = max(disturbed.losses())
+    disturbed.write(iterations=done + 2)
+    assert f"goes on after iteration {done:,}" in disturbed.finish()  # on one rank
+    assert max(disturbed.losses()) == done + 2
 
 
 def test_a_pipeline_of_two_ranks_has_the_losses_of_one(whole: Run, disturbed: Run, base: Path) -> None:
     text = disturbed.job.read_text() + 'parallel = "pipeline"\n'
     kept = text.replace("[data]", "[data]\nkeep_encoded = true")
-    disturbed.job.write_text(kept.replace("timeout_s = 60", "timeout_s = 15"))
-    stop_second_rank(disturbed, after=3)
+    disturbed.job.write_text(kept.replace("timeout_s = 60", "timeout_s = 8"))
+    lose_second_rank(disturbed, 3, signal.SIGSTOP)
     disturbed.job.write_text(text.replace("[data]", "gradient_checkpointing = true\n[data]"))
+    lose_second_rank(disturbed, 5, signal.SIGKILL)
     said = disturbed.finish(world=2)
     assert "goes on after iteration" in said
     assert said.count("measuring the layers") == 2  # the profile of the first start has no encoders
     assert "2 ranks: a pipeline with S = 2, " in said
+    assert "The planner: A pipeline is not worth it: " in said
     assert disturbed.losses() == pytest.approx(whole.losses(), abs=1e-5)
     names = {path.name for path in disturbed.files.folder.iterdir()}
     assert {"profile.json", "plan.json", "schedule.svg", "loss.png", "samples"} < names
