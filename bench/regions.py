@@ -246,6 +246,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.tiny:
         options.pairs, options.steps, options.k, options.later, options.until = 2, 10, 3, 5, [7]
+    if late := [step for step in (options.k, options.later, *options.until) if not 0 < step < options.steps]:
+        parser.error(f"--k, --later and --until must be between 0 and --steps {options.steps} (got {late[0]})")
     quiet()
     torch.set_num_threads(1)
     on, begun = machine(), time.monotonic()
@@ -254,6 +256,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measurement, records = Measurement(options), list[dict[str, Any]]()
     every = [pair for pair in scene_pairs(8 * options.pairs, options.seed) if pair.kind in KINDS]
     pairs = [pair for kind in KINDS for pair in [one for one in every if one.kind == kind][: options.pairs]]
+    if len(pairs) < len(KINDS) * options.pairs:
+        print(f"{len(pairs)} of {len(KINDS) * options.pairs} pairs: the seed draws no more of these kinds")
     progress = Remaining("pairs", len(pairs))
     for at in range(0, len(pairs), options.rows):
         some = pairs[at : at + options.rows]
