@@ -25,8 +25,10 @@ from shared.domain.errors import AfterimageError, UnavailableError
 from shared.domain.masks import Mask
 from shared.domain.messages import JobQueued, JobSucceeded, Message, StateLost, StateUsed, VideoSegmented
 from shared.models.card_lookup import served_card
+from shared.runtime.audit import record
 from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
+from shared.service.door import actor_of
 from shared.service.leadership import Leadership
 
 
@@ -229,6 +231,9 @@ class CacheMaintainerService(Upkeep, pb_grpc.CacheMaintainerServiceServicer):
                 retry_after_s=1.0,
             )
 
+    def _record(self, context: Any, action: str, target: str = "", outcome: str = "done") -> None:
+        record(self._settings.data_dir, actor=actor_of(context), action=action, target=target, outcome=outcome)
+
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
         self._check_leads()
         totals = await self._context.backends.catalog.entries.totals()
@@ -238,16 +243,22 @@ class CacheMaintainerService(Upkeep, pb_grpc.CacheMaintainerServiceServicer):
         self._check_leads()
         await self._work.guarded(self.flush)  # flush fails on a full disk; the purge must still run
         removed = await self.cache.purge(await wanted(request, self._context.backends.catalog.entries))
+        what = request.WhichOneof("what")
+        self._record(context, "purge", f"{what} {getattr(request, what)}", f"{removed.entries} entries removed")
         return pb.PurgeResponse(entries=removed.entries, states=removed.states, bytes=removed.bytes)
 
     async def Collect(self, request: pb.CollectRequest, context: Any) -> pb.CollectResponse:
         self._check_leads()
         found = await self._collector.collect(confirmed=request.confirmed, only_look=not request.confirmed)
+        if request.confirmed:
+            self._record(context, "collect")
         return pb.CollectResponse(**asdict(found), quarantine_s=self._settings.quarantine_s)
 
     async def Quality(self, request: pb.QualityRequest, context: Any) -> pb.QualityResponse:
         self._check_leads()
         records = await self._checks.records(request.model, reset=request.reset)
+        if request.reset:
+            self._record(context, "quality reset", request.model)
         return pb.QualityResponse(cells=checked_cells(records), check_share=self._settings.check_share)
 
     async def Inspect(self, request: pb.InspectRequest, context: Any) -> pb.InspectResponse:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from services.cli import cache, dead_letters, generate, health, jobs, models, monitor, up
+from services.cli import cache, dead_letters, generate, health, jobs, keys, models, monitor, up
 from services.cli.demo import command as demo
 from services.cli.demo import video as demo_video
 from services.cli.display.help import teach
@@ -25,7 +25,9 @@ from shared.domain.errors import (
     InvalidRequestError,
     ModelError,
     OverloadedError,
+    PermissionDeniedError,
     StorageFullError,
+    UnauthenticatedError,
     UnavailableError,
 )
 from shared.runtime.addresses import SilentError
@@ -68,6 +70,7 @@ app.command("generate")(generate.generate)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(cache.app, name="cache")
 app.add_typer(dead_letters.app, name="dead-letters")
+app.add_typer(keys.app, name="keys")
 app.command("health")(health.health)
 app.add_typer(models.app, name="models")
 app.command("monitor")(monitor.monitor)
@@ -93,6 +96,8 @@ EXIT_CODES: tuple[tuple[type[AfterimageError], int], ...] = (
     (DeadlineError, os.EX_TEMPFAIL),
     (SilentError, os.EX_TEMPFAIL),
     (UnavailableError, os.EX_UNAVAILABLE),
+    (UnauthenticatedError, os.EX_NOPERM),
+    (PermissionDeniedError, os.EX_NOPERM),
     (ConfigurationError, os.EX_CONFIG),
     (ModelError, os.EX_CONFIG),
 )

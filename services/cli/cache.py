@@ -23,6 +23,7 @@ from services.cli.display.words import ProgressBars, counted, wide
 from services.cli.embedded import settings_from
 from services.cli.maintainer import TIMEOUT_S, DataDir, Target, ask_maintainer, maintainer_stub, require_data_dir
 from services.cli.quality import quality
+from shared.client.credentials import bearer
 from shared.domain.errors import ConfigurationError, InvalidRequestError
 from shared.runtime import rpc, telemetry
 from shared.runtime.settings import Settings
@@ -134,7 +135,7 @@ def _entries(
         async with maintainer_stub(data_dir, target) as stub:
             while True:
                 asked = pb.InspectRequest(entry_id=entry_id, page_size=limit - len(entries), page_token=token)
-                reply = await rpc.call(stub.Inspect, asked, timeout_s=TIMEOUT_S)
+                reply = await rpc.call(stub.Inspect, asked, timeout_s=TIMEOUT_S, metadata=bearer())
                 entries += reply.entries
                 token = reply.next_page_token
                 if not token or len(entries) >= limit:

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import grpc
 import typer
 from rich.console import Console
 
@@ -16,6 +15,7 @@ from protos import gateway_pb2 as pb
 from protos.gateway_pb2_grpc import GatewayServiceStub
 from services.cli.embedded import embedded, found_running
 from shared.client import AsyncClient
+from shared.client.credentials import bearer, channel
 from shared.domain.errors import ConfigurationError, InvalidRequestError
 from shared.runtime import rpc, telemetry
 from shared.runtime.addresses import SILENT_S, NothingListensError, check_target, target_of, unreachable
@@ -72,9 +72,10 @@ async def service_address(service: str, target: str | None, settings: Settings, 
 
 
 async def _behind(address: str, service: str) -> str:
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with channel(address) as to_gateway:
         try:
-            located = await rpc.call(GatewayServiceStub(channel).Locate, pb.LocateRequest(), timeout_s=LOCATE_S)
+            locate = GatewayServiceStub(to_gateway).Locate
+            located = await rpc.call(locate, pb.LocateRequest(), timeout_s=LOCATE_S, metadata=bearer())
         except ConfigurationError:  # no gateway listens there: the caller's next call shows whether the service does
             return address
     if not located.internal_address:
@@ -156,7 +157,10 @@ async def connected_or_embedded(
         style="dim",
         highlight=False,
     )
-    async with embedded(settings) as process, AsyncClient(process.address, tenant=tenant) as client:
+    async with (
+        embedded(settings) as process,
+        AsyncClient(process.address, tenant=tenant, api_key="", tls_ca="") as client,
+    ):
         yield client
 
 

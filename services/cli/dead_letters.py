@@ -21,6 +21,7 @@ from services.cli.embedded import settings_from
 from shared.domain.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from shared.domain.messages import GenerateImage
 from shared.runtime import telemetry
+from shared.runtime.audit import local_actor, record
 from shared.runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -71,8 +72,10 @@ def replay(
     if bool(letters) == everything:
         raise InvalidRequestError("replay", "name letters or their jobs, or give --all")
     settings = settings_from()
-    _check_catalog(settings)
+    check_catalog(settings)
     sent, asked = asyncio.run(_replay(settings, letters or []))
+    target, outcome = " ".join(letters or ["all"]), f"{sent} of {asked} replayed"
+    record(settings.data_dir, actor=local_actor(), action="dead-letters replay", target=target, outcome=outcome)
     if letters and not sent:
         named = ", ".join(letters)
         raise NotFoundError(f"letters: none of these is the id of a dead letter or of its job: {named}; see `list`")
@@ -131,7 +134,7 @@ async def _bus(settings: Settings) -> AsyncIterator[Bus]:
         yield bus
 
 
-def _check_catalog(settings: Settings) -> None:
+def check_catalog(settings: Settings) -> None:
     """Raise NotFoundError for a missing SQLite file, so that a wrong data directory gets no new, empty catalog."""
     from shared.catalog import place_of
 
@@ -141,7 +144,7 @@ def _check_catalog(settings: Settings) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _catalog(settings: Settings) -> AsyncIterator[Catalog]:
+async def opened_catalog(settings: Settings) -> AsyncIterator[Catalog]:
     from shared.catalog import open_catalog
 
     catalog = await open_catalog(settings.catalog_url)
@@ -161,9 +164,9 @@ async def _replay(settings: Settings, ids: Sequence[str]) -> tuple[int, int]:
     The rows are reopened first: a worker acknowledges the task of a failed job without running it.
     """
     if ids and settings.bus_url.startswith(PROCESS):
-        async with _catalog(settings) as catalog:  # the sweeper sends queued rows without a confirmed task
+        async with opened_catalog(settings) as catalog:  # the sweeper sends queued rows without a confirmed task
             return sum([await catalog.jobs.reopen(job_id) for job_id in ids]), len(ids)
-    async with _bus(settings) as bus, _catalog(settings) as catalog:
+    async with _bus(settings) as bus, opened_catalog(settings) as catalog:
         every = await bus.dead_letters(EVERYTHING)
         letters = [letter for letter in every if not ids or {letter.id, _job_of(letter)} & set(ids)]
         jobs = [job_id for letter in letters if (job_id := _job_of(letter))]

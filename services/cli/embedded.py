@@ -65,8 +65,10 @@ def settings_from(**given: Any) -> Settings:
 
 
 def alone(settings: Settings) -> Settings:
-    """Return the settings for a process that serves one command only: any free port, no metrics page."""
-    changes: dict[str, Any] = {"listen": "127.0.0.1:0", "metrics_listen": ""}
+    """Return the settings for a process that serves one command only: any free port of this machine, no
+    metrics page, no key and no TLS."""
+    changes: dict[str, Any] = {"listen": "127.0.0.1:0", "metrics_listen": "", "allow_anonymous": "loopback"}
+    changes |= {"tls_certificate": "", "tls_key": ""}
     return settings.model_copy(update=changes)
 
 

@@ -10,6 +10,7 @@ import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.cli.connection import address_of
+from shared.client.credentials import credentials
 from shared.domain.errors import AfterimageError, UnavailableError
 from shared.runtime.addresses import NothingListensError, silent, unreachable
 from shared.runtime.settings import Settings
@@ -61,7 +62,8 @@ def health(
     address = address_of(target, Settings())
     if (why := asyncio.run(unreachable(address))) is not None and not isinstance(why, NothingListensError):
         raise why
-    with grpc.insecure_channel(address) as channel:
+    checked = credentials(address)
+    with grpc.secure_channel(address, checked) if checked else grpc.insecure_channel(address) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
             reply = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_S)

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import grpc
 import typer
 
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from services.cli.connection import say_asked, service_address
 from services.cli.embedded import alone, settings_from
+from shared.client.credentials import bearer, channel
 from shared.domain.errors import ConfigurationError, NotFoundError
 from shared.runtime import rpc, telemetry
 from shared.runtime.settings import Settings
@@ -38,7 +38,7 @@ def ask_maintainer(
         async with maintainer_stub(data_dir, target) as stub:
             if question:
                 typer.confirm(question, abort=True)
-            return await rpc.call(getattr(stub, method), request, timeout_s=timeout_s)
+            return await rpc.call(getattr(stub, method), request, timeout_s=timeout_s, metadata=bearer())
 
     return asyncio.run(asked())
 
@@ -58,8 +58,8 @@ async def maintainer_stub(data_dir: Path | None, target: str | None) -> AsyncIte
     """Yield a stub of the running maintainer, or of one that is started for this call."""
     settings = settings_from(data_dir=data_dir)
     if address := await service_address("cache_maintainer", target, settings, data_dir):
-        async with grpc.aio.insecure_channel(address) as channel:
-            yield CacheMaintainerServiceStub(channel)
+        async with channel(address) as running_there:
+            yield CacheMaintainerServiceStub(running_there)
         return
     if not settings.catalog_url.startswith(
         "sqlite"
@@ -77,6 +77,6 @@ async def maintainer_stub(data_dir: Path | None, target: str | None) -> AsyncIte
     say_asked(f"the cache in {settings.data_dir.absolute()} (nothing serves it now)")
     async with (
         running([CacheMaintainerService()], alone(settings)) as process,
-        grpc.aio.insecure_channel(process.address) as channel,
+        channel(process.address, "") as here,
     ):
-        yield CacheMaintainerServiceStub(channel)
+        yield CacheMaintainerServiceStub(here)

@@ -21,6 +21,7 @@ from protos.global_monitor_pb2_grpc import GlobalMonitorServiceStub
 from services.cli.connection import options, service_address
 from services.cli.display.words import wide
 from services.cli.embedded import settings_from
+from shared.client.credentials import bearer, channel
 from shared.domain.errors import UnavailableError
 from shared.runtime import rpc
 
@@ -68,9 +69,10 @@ async def _watch(target: str | None, data_dir: Path | None, console: Console, *,
 
 
 async def _answers(address: str) -> AsyncGenerator[pb.AllocationResponse, None]:
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with channel(address) as to_monitor:
         try:
-            async for answer in GlobalMonitorServiceStub(channel).Allocation(pb.AllocationRequest()):
+            allocation = GlobalMonitorServiceStub(to_monitor).Allocation
+            async for answer in allocation(pb.AllocationRequest(), metadata=bearer()):
                 yield answer
         except grpc.aio.AioRpcError as error:
             raise rpc.from_rpc_error(error) from error

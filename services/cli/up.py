@@ -50,7 +50,7 @@ def up(
 
       afterimage up
 
-      afterimage up --listen 0.0.0.0:50051 --data-dir /var/lib/afterimage --max-rows 16
+      afterimage up --listen 127.0.0.1:50060 --data-dir /var/lib/afterimage --max-rows 16
 
       afterimage up --small bundled:small --workers 2 --torch-threads 1
 

@@ -132,7 +132,7 @@ class Intake:
         """Return the request of each image, and the card of their model. Raises InvalidRequestError."""
         now = self._clock.monotonic()
         fitting = partial(self._roster.pixel_limit, now=now)
-        request, card = validate(message, self._models, self._settings, caller.tenant, fitting)
+        request, card = validate(message, self._models, self._settings, caller.tenant, fitting, caller.subject)
         if request.slo:
             multiple = self._settings.slo_classes[request.slo]
             seconds = self.standalones.slo_s(request, card.name, multiple, self._fleet(card.name))
@@ -143,7 +143,7 @@ class Intake:
         """Return the jobs that the caller's idempotency key already names."""
         if not caller.idempotency_key:
             return []
-        return await self._backends.catalog.jobs.first_all(caller.tenant, caller.idempotency_key, body, count)
+        return await self._backends.catalog.jobs.first_all(caller.owner, caller.idempotency_key, body, count)
 
     async def _written(
         self, jobs: Sequence[Job], caller: Caller, body: str, *, durable: bool
@@ -152,7 +152,7 @@ class Intake:
         rows = self._backends.catalog.jobs
         key: dict[str, Any] = {
             "idempotency_key": caller.idempotency_key,
-            "caller": caller.tenant,
+            "caller": caller.owner,
             "body_hash": body,
             "key_lifetime_s": self._settings.idempotency_keep_s,
             "durable": durable,

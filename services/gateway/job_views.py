@@ -17,6 +17,7 @@ from services.gateway.fanout import Rows
 from shared.blobs import Blobs
 from shared.blobs.ahead import ReadAhead
 from shared.domain.errors import AfterimageError, BlobMissingError, NotFoundError
+from shared.domain.identity import label_of
 from shared.domain.messages import JobSucceeded, Progress
 from shared.domain.types import Job, Modality, Result, Timings
 from shared.runtime.rpc_types import job_to_proto, plan_to_proto
@@ -44,6 +45,7 @@ class Answers:
 
     def job(self, job: Job) -> pb.Job:
         message, known = job_to_proto(job), self._timings.get(job.id)
+        message.request.user = label_of(job.request.user)
         message.error = job.error or dropped_because(job)
         if job.request.modality is Modality.VIDEO:
             message.fps = self._fps.get(message.model, 0.0)

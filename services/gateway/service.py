@@ -119,8 +119,10 @@ class GatewayService(GatewayServiceServicer):
         return pb.GetJobResponse(job=answers.job(job), picture=part)
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
+        caller = caller_of(context)
         jobs, token = await self._jobs.list(
-            tenant=caller_of(context).tenant,
+            tenant=caller.tenant,
+            subject=None if caller.admin else caller.subject,
             state=state_from_proto(request.state),
             limit=page_size(request.page_size),
             after=page_token(request.page_token),
@@ -151,13 +153,14 @@ class GatewayService(GatewayServiceServicer):
         return self._context.backends.catalog.jobs
 
     async def _own(self, job_id: str, context: Any) -> Job:
-        """Return the caller's job. Raises NotFoundError for another tenant's, as if the job did not exist."""
+        """Return a job that the caller may see. Raises NotFoundError for others, as if the job did not exist."""
+        caller = caller_of(context)
         try:
             job: Job = await self._jobs.get(job_id)
-            if job.request.tenant == caller_of(context).tenant:
+            if caller.may_see(job.request.tenant, job.request.user):
                 return job
         except UnreadableRowError as error:
-            if error.tenant == caller_of(context).tenant:
+            if error.tenant == caller.tenant and (caller.admin or not caller.subject):
                 raise
         raise NotFoundError(f"job {job_id!r}: no such job; it never existed or its result expired")
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from protos import common_pb2 as pb
 from shared.domain.clip_length import check_length
-from shared.domain.errors import InvalidRequestError
+from shared.domain.errors import InvalidRequestError, PermissionDeniedError
+from shared.domain.identity import NAME, Role, subject_of, under
 from shared.domain.ids import is_id
 from shared.domain.plan_rules import steps_at
 from shared.domain.types import Modality, Request, Size
@@ -20,6 +21,7 @@ from shared.models import ModelCard, of_images
 from shared.models.memory import MOST_PIXELS
 from shared.runtime.rpc_types import cache_from_proto, scope_from_proto, variation_from_proto
 from shared.runtime.settings import Settings
+from shared.service.door import calling
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 """Control characters, except tabs and line ends."""
@@ -28,7 +30,6 @@ KEY_METADATA = "idempotency-key"
 _KEY = re.compile(r"[\x21-\x7e]{1,200}")
 TENANT_METADATA = "tenant"
 """Name of the call metadata with the tenant."""
-_TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _ENUMS = {
     field: {number: name for name, number in kind.items()}
     for field, kind in (
@@ -47,10 +48,22 @@ _STRENGTH = 0.8
 
 @dataclass(frozen=True)
 class Caller:
-    """The tenant that calls, and its idempotency key."""
+    """The tenant and subject that call, and their idempotency key. subject: empty for an anonymous caller."""
 
     tenant: str
     idempotency_key: str = ""
+    subject: str = ""
+    admin: bool = False
+    """Sees the jobs of all subjects of the tenant."""
+
+    @property
+    def owner(self) -> str:
+        """Owner of the idempotency key."""
+        return f"{self.tenant}/{self.subject}" if self.subject else self.tenant
+
+    def may_see(self, tenant: str, user: str) -> bool:
+        """Return whether a job of this tenant and stored user is the caller's, or of an admin's tenant."""
+        return tenant == self.tenant and (self.admin or subject_of(user) == self.subject)
 
 
 @dataclass(frozen=True)
@@ -91,10 +104,15 @@ class Models:
 
 
 def validate(
-    message: pb.Request, models: Models, settings: Settings, tenant: str, fitting: Callable[[str], int] = lambda _: 0
+    message: pb.Request,
+    models: Models,
+    settings: Settings,
+    tenant: str,
+    fitting: Callable[[str], int] = lambda _: 0,
+    subject: str = "",
 ) -> tuple[Request, ModelCard]:
     """Return the Request and the card of its model. fitting: pixels of a request of this model that the workers'
-    memory holds; 0: unknown.
+    memory holds; 0: unknown. subject: of the key that calls; empty: anonymous.
 
     Chooses a random seed when the client gave none (then `seed_given` is False). Raises InvalidRequestError.
     """
@@ -116,7 +134,8 @@ def validate(
     check_work(size, frames, steps, settings, fitting=fitting(card.name))
     if abs(message.priority) > _MAX_PRIORITY:
         raise InvalidRequestError("priority", f"must be from -{_MAX_PRIORITY} to {_MAX_PRIORITY}", message.priority)
-    if message.scope == pb.SCOPE_PRIVATE and not message.user:
+    user = under(subject, message.user)
+    if message.scope == pb.SCOPE_PRIVATE and not user:
         raise InvalidRequestError("user", "must name the user when scope is private")
     request = Request(
         prompt=message.prompt,
@@ -130,7 +149,7 @@ def validate(
         frames=frames,
         quality=message.quality or "auto",
         tenant=tenant,
-        user=message.user,
+        user=user,
         priority=message.priority,
         deadline_s=_deadline(message),
         slo=_slo(message, settings),
@@ -164,17 +183,30 @@ def seeds_of(request: Request, count: int) -> list[Request]:
 
 
 def caller_of(context: Any) -> Caller:
-    """Return the caller that a gRPC call's metadata names. Raises InvalidRequestError."""
-    metadata = dict(context.invocation_metadata() or ())
+    """Return the caller: its key decides, or without one the metadata. Raises InvalidRequestError, and
+    PermissionDeniedError for another tenant than the key's."""
+    who, metadata = calling(), list(context.invocation_metadata() or ())
+    named = _once(metadata, TENANT_METADATA)
+    if who.tenant and named not in ("", who.tenant):
+        raise PermissionDeniedError(f"{TENANT_METADATA}: the key belongs to another tenant (got {named[:64]!r})")
     return Caller(
-        tenant=check_tenant(metadata.get(TENANT_METADATA, "default")),
-        idempotency_key=check_key(metadata.get(KEY_METADATA, "")),
+        tenant=who.tenant or check_tenant(named or "default"),
+        idempotency_key=check_key(_once(metadata, KEY_METADATA)),
+        subject=who.subject,
+        admin=Role.TENANT_ADMIN in who.roles,
     )
+
+
+def _once(metadata: Sequence[tuple[str, Any]], name: str) -> str:
+    values = [value for key, value in metadata if key == name]
+    if len(values) > 1:
+        raise InvalidRequestError(name, f"must be given once (got {len(values)})")
+    return values[0] if values else ""
 
 
 def check_tenant(tenant: str) -> str:
     """Check a tenant's name. One pattern for all names keeps the scope keys made from them unambiguous."""
-    if not _TENANT.fullmatch(tenant):
+    if not NAME.fullmatch(tenant):
         raise InvalidRequestError("tenant", "must be 1 to 64 letters, digits, dots, dashes or underscores", tenant)
     return tenant
 

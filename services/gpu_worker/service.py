@@ -33,8 +33,10 @@ from services.gpu_worker.models.switching import Assignment
 from shared.domain.messages import JobCancelled, Message, PreviewsRequested
 from shared.models.devices import placed
 from shared.models.memory import MOST_PIXELS
+from shared.runtime.audit import record
 from shared.runtime.telemetry import METRICS
 from shared.service import Context
+from shared.service.door import actor_of
 
 
 class GpuWorkerService(GpuWorkerServiceServicer):
@@ -118,6 +120,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         endings = self._tasks.endings
         finished, handed_back = endings.finished, endings.handed_back
         await self.drain(request.timeout_s or None)
+        record(self._context.settings.data_dir, actor=actor_of(context), action="drain", target=self.name)
         return pb.DrainResponse(finished=endings.finished - finished, handed_back=endings.handed_back - handed_back)
 
     # ---- the engine ----

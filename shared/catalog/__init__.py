@@ -14,13 +14,14 @@ from shared.catalog.engines.database import Database
 from shared.catalog.engines.opening import open_database, place_of
 from shared.catalog.entries.entries import Entries, Totals
 from shared.catalog.jobs.jobs import Jobs
+from shared.catalog.keys import Keys
 from shared.catalog.leases import FencedDatabase, Leases
 from shared.catalog.migrate import migrate
 from shared.catalog.profiles import Profiles
 from shared.runtime.clock import Clock, SystemClock
 from shared.runtime.datadir import OWNER_FILE, private_file, private_folder
 
-__all__ = ["Catalog", "Custody", "Entries", "Jobs", "Leases", "Profiles", "Totals", "open_catalog", "place_of"]
+__all__ = ["Catalog", "Custody", "Entries", "Jobs", "Keys", "Leases", "Profiles", "Totals", "open_catalog", "place_of"]
 
 
 class Catalog:
@@ -34,6 +35,7 @@ class Catalog:
         self.profiles = Profiles(database)
         self.leases = Leases(database)
         self.custody = Custody(database)
+        self.keys = Keys(database)
 
     def fenced(self, lease: str, holder: str) -> Catalog:
         """Return the same catalog with writes that fail unless `holder` has that lease.

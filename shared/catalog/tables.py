@@ -102,10 +102,12 @@ jobs = sa.Table(
     sa.Column("standalone_s", sa.Double, nullable=True),  # predicted seconds of the plan alone
     sa.Column("batched_s", sa.Double, nullable=True),  # … in a full batch
     sa.Column("predicted_s", sa.Double, nullable=True),  # predicted finish in seconds after created_at
+    sa.Column("subject", sa.Text, nullable=False, server_default=""),  # of the key that asked; empty: anonymous
     sa.Index("ix_jobs_unsegmented", "id", sqlite_where=sa.text(UNSEGMENTED), postgresql_where=sa.text(UNSEGMENTED)),
     sa.Index(None, "state", "lane", "id"),
     _by_mask("jobs"),
     sa.Index(None, "tenant", "id"),
+    sa.Index("ix_jobs_tenant_subject_id", "tenant", "subject", "id"),
     sa.Index(
         "ix_jobs_picture_key",
         "picture_key",
@@ -228,6 +230,20 @@ leases = sa.Table(
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("holder", sa.Text, nullable=False),
     sa.Column("until", sa.Double, nullable=False),
+)
+
+api_keys = sa.Table(
+    # shared.domain.identity.ApiKey; no row is deleted
+    "api_keys",
+    METADATA,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("digest", sa.String(64), nullable=False),  # sha256 of the secret, in hex
+    sa.Column("tenant", sa.Text, nullable=False),
+    sa.Column("subject", sa.Text, nullable=False),
+    sa.Column("roles", sa.Text, nullable=False),  # separated by spaces
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("expires_at", sa.Double, nullable=True),
+    sa.Column("revoked_at", sa.Double, nullable=True),
 )
 
 identity = sa.Table(

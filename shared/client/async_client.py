@@ -15,6 +15,7 @@ import grpc
 
 from protos import gateway_pb2
 from protos.gateway_pb2_grpc import GatewayServiceStub
+from shared.client.credentials import bearer, channel
 from shared.client.large_results import ReadPart, whole, whole_or_failed
 from shared.client.request_fields import RequestFields, checked_count, request_message
 from shared.client.retry import Patience, countdown
@@ -70,9 +71,19 @@ class AsyncClient:
             print(picture.plan.source, picture.plan.start_step, picture.plan.reason)
     """
 
-    def __init__(self, target: str, *, tenant: str = "default", retry_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        target: str,
+        *,
+        tenant: str = "default",
+        retry_s: float = 30.0,
+        api_key: str | None = None,
+        tls_ca: str | None = None,
+    ) -> None:
+        """api_key: None reads AFTERIMAGE_API_KEY; the key decides the tenant. tls_ca: see `credentials.channel`."""
         self._target, self._tenant, self._retry_s = check_target(target), tenant, retry_s
-        self._channel = grpc.aio.insecure_channel(target, options=rpc.channel_options(MAX_MESSAGE_BYTES))
+        self._bearer = bearer(api_key)
+        self._channel = channel(target, tls_ca, rpc.channel_options(MAX_MESSAGE_BYTES))
         self._stub: Any = GatewayServiceStub(self._channel)
         self._random = random.Random()
 
@@ -265,8 +276,10 @@ class AsyncClient:
     # ---- retries ----
 
     def _metadata(self, idempotency_key: str = "") -> tuple[tuple[str, str], ...]:
-        tenant = (("tenant", self._tenant),)
-        return (*tenant, (IDEMPOTENCY_KEY, idempotency_key)) if idempotency_key else tenant
+        # without the header the tenant is the key's, or `default`
+        tenant = (("tenant", self._tenant),) if self._tenant != "default" else ()
+        key = ((IDEMPOTENCY_KEY, idempotency_key),) if idempotency_key else ()
+        return (*tenant, *self._bearer, *key)
 
     async def _call(self, method: Callable[..., Any], request: Any, timeout_s: float) -> Any:
         return await self._retried(lambda: _unary(method, request, timeout_s=timeout_s, metadata=self._metadata()))

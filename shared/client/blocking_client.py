@@ -23,11 +23,21 @@ class Client:
         client.generate("a red fox in the snow").save("fox.png")
     """
 
-    def __init__(self, target: str, *, tenant: str = "default", retry_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        target: str,
+        *,
+        tenant: str = "default",
+        retry_s: float = 30.0,
+        api_key: str | None = None,
+        tls_ca: str | None = None,
+    ) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="afterimage-client", daemon=True)
         self._thread.start()
-        self._client: AsyncClient = self._run(_made(target, tenant, retry_s))
+        self._client: AsyncClient = self._run(
+            _made(target, tenant=tenant, retry_s=retry_s, api_key=api_key, tls_ca=tls_ca)
+        )
 
     def __enter__(self) -> Client:
         return self
@@ -141,8 +151,8 @@ class Client:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-async def _made(target: str, tenant: str, retry_s: float) -> AsyncClient:
-    return AsyncClient(target, tenant=tenant, retry_s=retry_s)
+async def _made(target: str, **options: Any) -> AsyncClient:
+    return AsyncClient(target, **options)
 
 
 async def _next(events: AsyncIterator[Event]) -> Event | None:

@@ -55,6 +55,24 @@ class NotFoundError(AfterimageError):
     code = "NOT_FOUND"
 
 
+class UnauthenticatedError(AfterimageError):
+    """The call has no valid API key.
+
+    Set AFTERIMAGE_API_KEY, or give the client `api_key`. `afterimage keys create` makes a key.
+    """
+
+    code = "UNAUTHENTICATED"
+
+
+class PermissionDeniedError(AfterimageError):
+    """The API key does not permit this call.
+
+    Use a key with the role, or of the tenant, that the message names.
+    """
+
+    code = "PERMISSION_DENIED"
+
+
 class ConflictError(AfterimageError):
     """The idempotency key was used before, for another request.
 

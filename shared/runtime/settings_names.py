@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from shared.runtime.settings import Settings
 
 PREFIX = "AFTERIMAGE_"
-ELSEWHERE = ("AFTERIMAGE_TORCH", "AFTERIMAGE_SPRITES")
-"""Variables that the installation and the renderer read."""
+ELSEWHERE = ("AFTERIMAGE_TORCH", "AFTERIMAGE_SPRITES", "AFTERIMAGE_API_KEY", "AFTERIMAGE_TLS_CA")
+"""Variables that the installation, the renderer and clients read."""
 FAMILIES = ("AFTERIMAGE_TEST_", "AFTERIMAGE_LOAD_")
 """Prefixes of variables that the tests and the load generator read."""
 RETIRED = {

@@ -22,7 +22,9 @@ from shared.runtime.addresses import BALANCED, check_address, target_of
 from shared.runtime.clock import Clock, SystemClock
 from shared.runtime.settings import Settings
 from shared.service.backends import PORTS, Backends, open_backends
+from shared.service.door import Door, check_guarded, keys_needed
 from shared.service.readiness import Readiness
+from shared.service.tls import credentials_of
 
 PUBLIC = frozenset({"gateway"})
 """Services that clients may call. The others listen only on the internal address."""
@@ -104,6 +106,10 @@ async def running(
 ) -> AsyncIterator[Running]:
     """Start the services in this process, yield while they serve, then drain and stop them in reverse order."""
     ports = frozenset[str]().union(*(getattr(service, "ports", PORTS) for service in services))
+    if keys_needed(settings):
+        ports |= {"catalog"}  # has the keys
+    check_guarded(settings)
+    credentials = credentials_of(settings)
     with _uncollected():
         backends = await open_backends(settings, ports)
     socket_dir = Path(tempfile.mkdtemp(prefix="afterimage-"))
@@ -112,7 +118,7 @@ async def running(
     context = Context(settings, backends, clock or SystemClock(), internal_address)
     servers: list[grpc.aio.Server] = []
     needs: dict[str, frozenset[str]] = {}
-    asking: asyncio.Task[None] | None = None
+    tasks: list[asyncio.Task[None]] = []
     started: list[Service] = []
     health_servicer = health.aio.HealthServicer()
     try:
@@ -121,24 +127,28 @@ async def running(
         if internal:
             servers.append(_server(internal, settings, health_servicer, needs))
             _bind(servers[-1], internal_address, "internal address")
-        servers.append(_server(public, settings, health_servicer, needs))
-        port = _bind(servers[-1], settings.listen, "listen")
+        doors = [Door(backends.catalog, settings)] if "catalog" in ports else []
+        servers.append(_server(public, settings, health_servicer, needs, doors))
+        port = _bind(servers[-1], settings.listen, "listen", credentials)
         with _uncollected():
             for service in reversed(services):  # the gateway is named first and opens last
                 await service.start(context)
                 started.append(service)
+        for door in doors:
+            await door.open()
+            tasks.append(asyncio.create_task(door.run()))
         for server in servers:
             await server.start()
         backends.started()
         for name in ("", *needs):
             await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-        asking = asyncio.create_task(Readiness(backends, health_servicer, needs).run())
+        tasks.append(asyncio.create_task(Readiness(backends, health_servicer, needs).run()))
         host = settings.listen.rpartition(":")[0]
         yield Running(f"{host}:{port}", context, services, asyncio.Event())
     finally:
-        if asking is not None:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await health_servicer.enter_graceful_shutdown()
         for service in reversed(started):
             await _carefully(service.name, "drain", service.drain())
@@ -172,10 +182,14 @@ async def _carefully(service: str, stage: str, ending: Awaitable[None]) -> None:
 
 
 def _server(
-    services: Sequence[Service], settings: Settings, health_servicer: Any, needs: dict[str, frozenset[str]]
+    services: Sequence[Service],
+    settings: Settings,
+    health_servicer: Any,
+    needs: dict[str, frozenset[str]],
+    doors: Sequence[Door] = (),
 ) -> grpc.aio.Server:
     """Return a server with these services, health and reflection; add their needs by full service name to `needs`."""
-    server = rpc.server([*rpc.channel_options(settings.max_message_bytes), *rpc.OPTIONS])
+    server = rpc.server([*rpc.channel_options(settings.max_message_bytes), *rpc.OPTIONS], doors)
     own = {
         name: getattr(service, "needs", frozenset[str]())
         for service in services
@@ -187,9 +201,13 @@ def _server(
     return server
 
 
-def _bind(server: grpc.aio.Server, address: str, setting: str) -> int:
+def _bind(
+    server: grpc.aio.Server, address: str, setting: str, credentials: grpc.ServerCredentials | None = None
+) -> int:
     check_address(address, setting)
     try:
+        if credentials is not None:
+            return int(server.add_secure_port(address, credentials))
         return int(server.add_insecure_port(address))
     except RuntimeError as error:
         raise ConfigurationError(

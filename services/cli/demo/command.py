@@ -101,7 +101,7 @@ async def _draw_session(settings: Any, seed: int, steps: int, few: int, console:
     with bar:
         whole = bar.add_task("starting Afterimage", total=len(prompts))
         current = bar.add_task("", total=None)
-        async with embedded(settings) as process, AsyncClient(process.address) as client:
+        async with embedded(settings) as process, AsyncClient(process.address, api_key="", tls_ca="") as client:
             bar.update(whole, description="warming up")
             warm = Prompt("", "a first image that is not measured", "")
             await _draw(client, warm, {"seed": seed, "steps": steps, "cache": "off"}, bar, current)

@@ -50,7 +50,7 @@ async def serve(load: Load, stand: ServedPolicy, start: Start, keep: Keep, advan
     clock = ManualClock() if load.one_at_a_time else None
     with _settings(load, stand) as settings:
         await _put_tables(settings, load)
-        async with start(settings, clock) as process, AsyncClient(process.address) as client:
+        async with start(settings, clock) as process, AsyncClient(process.address, api_key="", tls_ca="") as client:
             one = _Serving(load, stand, process, client, keep, advance)
             await one.warm()
             return await (one.in_turn(clock) if clock else one.at_their_arrivals())

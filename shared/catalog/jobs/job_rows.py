@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from shared.catalog.engines.database import chunks
 from shared.catalog.tables import jobs
+from shared.domain.identity import subject_of
 from shared.domain.masks import Mask
 from shared.domain.types import Job, JobState, Plan, Request, Result, from_json, to_json
 from shared.runtime.unreadable import readable, unreadable
@@ -94,6 +95,7 @@ def row_of(job: Job) -> dict[str, Any]:
     return {
         "id": job.id,
         "tenant": job.request.tenant,
+        "subject": subject_of(job.request.user),
         "state": job.state.value,
         "lane": job.lane,
         "priority": job.request.priority,

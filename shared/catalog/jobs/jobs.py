@@ -116,10 +116,17 @@ def _get(connection: sa.Connection, job_id: str) -> Job:
 
 
 def _list(
-    connection: sa.Connection, tenant: str | None, state: JobState | None, limit: int, after: str
+    connection: sa.Connection,
+    tenant: str | None,
+    subject: str | None,
+    state: JobState | None,
+    limit: int,
+    after: str,
 ) -> tuple[list[Job], str]:
     query = sa.select(jobs).order_by(c.id.desc()).limit(limit + 1)
     query = query.where(OF_CLIENTS if tenant is None else c.tenant == tenant)
+    if subject is not None:
+        query = query.where(c.subject == subject)
     if state is not None:
         query = query.where(c.state == state.value)
     while True:
@@ -214,13 +221,19 @@ class Jobs(CheckJobs, Expiry, Groups, Lanes, Segmenting, Sweeping, Urgent):
         return await self._database.read(_get, job_id, row=True)
 
     async def list(
-        self, *, tenant: str | None = None, state: JobState | None = None, limit: int = 50, after: str = ""
+        self,
+        *,
+        tenant: str | None = None,
+        subject: str | None = None,
+        state: JobState | None = None,
+        limit: int = 50,
+        after: str = "",
     ) -> tuple[builtins.list[Job], str]:
-        """Return jobs, newest first, and the token of the next page (empty at the end).
+        """Return jobs, newest first, and the token of the next page (empty at the end). tenant, subject: None is any.
 
         Rows that only another version can read are left out, so a page may be short.
         """
-        return await self._database.read(_list, tenant, state, limit, after)
+        return await self._database.read(_list, tenant, subject, state, limit, after)
 
     async def confirm(self, job_ids: Sequence[str]) -> None:
         """Record that the broker has stored these jobs' tasks."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from shared.runtime.settings.section import Seconds, Section
@@ -15,6 +17,15 @@ class Network(Section):
         description="Public gRPC address host:port, of the gateway or of a service that runs alone. Port 0 takes any "
         "free port.",
     )
+    allow_anonymous: Literal["loopback", "always", "never"] = Field(
+        "loopback",
+        description="Whether `listen` takes calls without an API key: `loopback` only on an address that this machine "
+        "alone reaches, `always`, or `never`. A given key is always checked.",
+    )
+    tls_certificate: str = Field(
+        "", description="PEM file with the certificate chain of `listen`. A changed file is used without a restart."
+    )
+    tls_key: str = Field("", description="PEM file with the private key of `tls_certificate`. Empty: no TLS.")
     embedder_address: str = Field(
         "",
         description="Address host:port of the embedder where it runs in a process of its own. Several replicas: "

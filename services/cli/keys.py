@@ -1,0 +1,129 @@
+"""`afterimage keys`: create, list, rotate and revoke API keys, in the catalog that AFTERIMAGE_CATALOG_URL names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from services.cli.dead_letters import check_catalog, opened_catalog
+from services.cli.display.tables import Column, fitted
+from services.cli.display.words import wide
+from services.cli.embedded import settings_from
+from shared.domain.errors import AfterimageError
+from shared.domain.identity import ANONYMOUS, ApiKey, Role, issued, principal_of
+from shared.runtime.audit import local_actor, record
+
+if TYPE_CHECKING:
+    from shared.catalog import Catalog
+
+T = TypeVar("T")
+DAY_S = 86400.0
+KeyId = Annotated[str, typer.Argument(help="Id of the key, as `list` shows it.")]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help=(
+        "Create, list, rotate and revoke API keys, in the catalog that AFTERIMAGE_DATA_DIR or AFTERIMAGE_CATALOG_URL "
+        "names.\n\nRunning services read the keys every two seconds."
+    ),
+)
+
+
+@app.command("create")
+def create(
+    subject: Annotated[str, typer.Argument(help="Whose key it is: a person or a program.")],
+    tenant: Annotated[str, typer.Option(help="Tenant whose cache and jobs the key uses.")] = "default",
+    role: Annotated[
+        list[str] | None, typer.Option(help="user, tenant-admin or operator; give it again for several.")
+    ] = None,
+    days: Annotated[float | None, typer.Option(min=0.0, help="Days until the key expires; without: never.")] = None,
+) -> None:
+    """Create a key and print it once: the catalog has only its sha256.
+
+    Examples: afterimage keys create alice --tenant acme --days 90 · afterimage keys create ops --role operator
+    """
+    key, text = issued(principal_of(tenant, subject, role or [Role.USER]))
+    lifetime_s = None if days is None else days * DAY_S
+    _in_catalog(lambda catalog: catalog.keys.add(key, lifetime_s), "create", f"{key.id} {tenant}/{subject}")
+    typer.echo(text)
+
+
+@app.command("list")
+def list_keys() -> None:
+    """List every key, oldest first, without its secret.
+
+    Example: afterimage keys list
+    """
+    keys = _in_catalog(lambda catalog: catalog.keys.all())
+    columns = (
+        Column("key"),
+        Column("tenant"),
+        Column("subject"),
+        Column("roles", leave=1),
+        Column("created", leave=2),
+        Column("ends"),
+    )
+    out = wide()
+    out.print(fitted(columns, [_row(key) for key in keys], out.width) if keys else "no keys")
+
+
+def _row(key: ApiKey) -> tuple[str, ...]:
+    who = key.principal
+    ends = f"revoked {_day(key.revoked_at)}" if key.revoked_at else _day(key.expires_at) if key.expires_at else "never"
+    return key.id, who.tenant, who.subject, ", ".join(sorted(who.roles)), _day(key.created_at), ends
+
+
+def _day(at: float) -> str:
+    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M")
+
+
+@app.command("rotate")
+def rotate(
+    key_id: KeyId,
+    overlap_s: Annotated[
+        float, typer.Option("--overlap-s", min=0.0, help="Seconds that the old key still works.")
+    ] = DAY_S,
+) -> None:
+    """Print a new key of the same tenant, subject, roles and lifetime; the old key ends after the overlap.
+
+    Example: afterimage keys rotate 3f9c… --overlap-s 3600
+    """
+    key, text = issued(ANONYMOUS)
+    target = f"{key_id} to {key.id}"
+    _in_catalog(lambda catalog: catalog.keys.rotate(key_id, key.id, key.digest, overlap_s), "rotate", target)
+    typer.echo(text)
+
+
+@app.command("revoke")
+def revoke(key_id: KeyId) -> None:
+    """End a key: running services refuse it within five seconds.
+
+    Example: afterimage keys revoke 3f9c…
+    """
+    _in_catalog(lambda catalog: catalog.keys.revoke(key_id), "revoke", key_id)
+    typer.echo(f"{key_id} is revoked")
+
+
+def _in_catalog(work: Callable[[Catalog], Awaitable[T]], action: str = "", target: str = "") -> T:
+    """Do the work in the catalog. A named action goes into the audit log, also when it fails."""
+    settings = settings_from()
+    check_catalog(settings)
+
+    async def done() -> T:
+        async with opened_catalog(settings) as catalog:
+            return await work(catalog)
+
+    outcome = "done"
+    try:
+        return asyncio.run(done())
+    except AfterimageError as error:
+        outcome = error.code
+        raise
+    finally:
+        if action:
+            who = local_actor()
+            record(settings.data_dir, actor=who, action=f"keys {action}", target=target, outcome=outcome)

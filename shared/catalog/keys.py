@@ -1,0 +1,109 @@
+"""API keys: added, listed, rotated and revoked. Times are by the database's clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from shared.catalog.engines.database import Database
+from shared.catalog.tables import api_keys, insert, now_s
+from shared.domain.errors import NotFoundError
+from shared.domain.identity import ApiKey, Principal, Role
+
+c = api_keys.c
+_NOW: Any = now_s()
+_LIVE = sa.and_(c.revoked_at.is_(None), sa.or_(c.expires_at.is_(None), c.expires_at > _NOW))
+
+
+def _add(connection: sa.Connection, key: ApiKey, lifetime_s: float | None) -> None:
+    who = key.principal
+    connection.execute(
+        sa.insert(api_keys).values(
+            id=key.id,
+            digest=key.digest,
+            tenant=who.tenant,
+            subject=who.subject,
+            roles=" ".join(sorted(who.roles)),
+            created_at=_NOW,
+            expires_at=None if lifetime_s is None else _NOW + lifetime_s,
+        )
+    )
+
+
+def _add_first(connection: sa.Connection, key: ApiKey) -> bool:
+    if connection.execute(sa.select(c.id).limit(1)).first() is not None:
+        return False
+    who, roles = key.principal, " ".join(sorted(key.principal.roles))
+    new = insert(api_keys).values(
+        id=key.id, digest=key.digest, tenant=who.tenant, subject=who.subject, roles=roles, created_at=_NOW
+    )  # fmt: skip
+    return connection.execute(new.on_conflict_do_nothing().returning(c.id)).first() is not None
+
+
+def _read(connection: sa.Connection, live: bool) -> list[ApiKey]:
+    query = sa.select(api_keys).order_by(c.created_at, c.id)
+    return [_key(row) for row in connection.execute(query.where(_LIVE) if live else query)]
+
+
+def _key(row: Any) -> ApiKey:
+    known = frozenset(Role(name) for name in row.roles.split() if name in set(Role))
+    who = Principal(row.tenant, row.subject, known)
+    return ApiKey(row.id, row.digest, who, row.created_at, row.expires_at, row.revoked_at)
+
+
+def _rotate(connection: sa.Connection, key_id: str, new_id: str, new_digest: str, overlap_s: float) -> ApiKey:
+    old = connection.execute(sa.select(api_keys).where(c.id == key_id, _LIVE).with_for_update()).first()
+    if old is None:
+        raise _missing(key_id)
+    lifetime_s = None if old.expires_at is None else old.expires_at - old.created_at
+    key = ApiKey(new_id, new_digest, _key(old).principal)
+    _add(connection, key, lifetime_s)
+    ends: Any = _NOW + overlap_s
+    sooner = sa.case((sa.and_(c.expires_at.is_not(None), c.expires_at < ends), c.expires_at), else_=ends)
+    connection.execute(sa.update(api_keys).where(c.id == key_id).values(expires_at=sooner))
+    return key
+
+
+def _revoke(connection: sa.Connection, key_id: str) -> None:
+    done = sa.update(api_keys).where(c.id == key_id, c.revoked_at.is_(None)).values(revoked_at=_NOW).returning(c.id)
+    if connection.execute(done).first() is None:
+        raise _missing(key_id)
+
+
+def _missing(key_id: str) -> NotFoundError:
+    return NotFoundError(f"key {key_id!r}: no live key has this id; see `afterimage keys list`")
+
+
+class Keys:
+    """The API keys of a catalog. Revoked and expired keys stay as rows, so that an id names one key for ever."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add(self, key: ApiKey, lifetime_s: float | None = None) -> None:
+        """Add a key that expires after `lifetime_s` seconds; None: never."""
+        await self._database.write(_add, key, lifetime_s)
+
+    async def add_first(self, key: ApiKey) -> bool:
+        """Add the key if the catalog never had one; return whether it was added."""
+        return await self._database.write(_add_first, key)
+
+    async def all(self) -> list[ApiKey]:
+        """Return every key, oldest first."""
+        return await self._database.read(_read, False)
+
+    async def live(self) -> list[ApiKey]:
+        """Return the keys that are neither revoked nor expired."""
+        return await self._database.read(_read, True)
+
+    async def rotate(self, key_id: str, new_id: str, new_digest: str, overlap_s: float) -> ApiKey:
+        """Add a key of the same principal and lifetime; the old one works for `overlap_s` more seconds.
+
+        Raises NotFoundError for an id without a live key.
+        """
+        return await self._database.write(_rotate, key_id, new_id, new_digest, overlap_s)
+
+    async def revoke(self, key_id: str) -> None:
+        """End a key. Raises NotFoundError for an unknown or revoked one."""
+        await self._database.write(_revoke, key_id)

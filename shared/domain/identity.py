@@ -1,0 +1,103 @@
+"""Identity: API keys, their roles, and the principal that a key names. ADR 24 has the design."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from shared.domain.errors import InvalidRequestError
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""Tenants and subjects. One pattern without a slash keeps the keys made of several names unambiguous."""
+BOOTSTRAP = "bootstrap"
+"""Id of the key that the first start makes."""
+_PREFIX = "aik_"
+_TEXT = re.compile(r"aik_([a-z0-9]{1,32})\.([A-Za-z0-9_-]{43})")
+_SUBJECT = "key:"
+
+
+class Role(StrEnum):
+    """What a key may do: generate and read its own jobs, read its tenant's jobs, or operate the services."""
+
+    USER = "user"
+    TENANT_ADMIN = "tenant-admin"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True)
+class Principal:
+    """Who calls. tenant: empty for an anonymous caller, who may name one; subject: empty for an anonymous caller."""
+
+    tenant: str
+    subject: str
+    roles: frozenset[Role]
+
+
+ANONYMOUS = Principal("", "", frozenset({Role.USER, Role.OPERATOR}))
+"""A caller without a key, where the settings allow that: it sees the jobs of anonymous callers alone."""
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """One key as the catalog has it, without its secret. Times are Unix seconds; None: never."""
+
+    id: str
+    digest: str
+    principal: Principal
+    created_at: float = 0.0
+    expires_at: float | None = None
+    revoked_at: float | None = None
+
+
+def issued(principal: Principal, key_id: str = "") -> tuple[ApiKey, str]:
+    """Return a new key and its text, which has the only copy of the secret: 32 random bytes."""
+    key_id, secret = key_id or secrets.token_hex(8), secrets.token_urlsafe(32)
+    return ApiKey(key_id, digest(secret), principal), f"{_PREFIX}{key_id}.{secret}"
+
+
+def digest(secret: str) -> str:
+    """Return the sha256 of a secret. Its 256 random bits need no slow hash and no salt."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def parsed(text: str) -> tuple[str, str] | None:
+    """Return id and secret of a key's text; None for any other text."""
+    found = _TEXT.fullmatch(text)
+    return (found[1], found[2]) if found else None
+
+
+def principal_of(tenant: str, subject: str, roles: Iterable[str]) -> Principal:
+    """Return the principal of a new key. Raises InvalidRequestError for a wrong name or role, and without a role."""
+    for field, name in (("tenant", tenant), ("subject", subject)):
+        if not NAME.fullmatch(name):
+            raise InvalidRequestError(field, "must be 1 to 64 letters, digits, dots, dashes or underscores", name)
+    given = list(roles)
+    if not given or not set(given) <= set(Role):
+        raise InvalidRequestError("role", f"must be one or more of {', '.join(Role)}", ", ".join(given))
+    return Principal(tenant, subject, frozenset(map(Role, given)))
+
+
+def under(subject: str, label: str) -> str:
+    """Return the user of a request: the client's label under its subject; the label alone for an anonymous caller.
+
+    Raises InvalidRequestError for an anonymous label that looks like a subject's.
+    """
+    if subject:
+        return f"{_SUBJECT}{subject}/{label}"
+    if label.startswith(_SUBJECT):
+        raise InvalidRequestError("user", f"must not begin with {_SUBJECT}, which marks the subjects of keys", label)
+    return label
+
+
+def subject_of(user: str) -> str:
+    """Return the subject of a stored user; empty for an anonymous one."""
+    return user.removeprefix(_SUBJECT).partition("/")[0] if user.startswith(_SUBJECT) else ""
+
+
+def label_of(user: str) -> str:
+    """Return the label that the client gave."""
+    return user.partition("/")[2] if user.startswith(_SUBJECT) else user

@@ -1,0 +1,50 @@
+"""The audit log: who did what to keys, cache and services, with which outcome. It has no prompts and no secrets."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+from shared.runtime.datadir import private_folder, private_opener
+from shared.runtime.telemetry import log
+
+FILE = "audit.jsonl"
+"""File in the data directory: one JSON object per line, oldest first; `.1` to `.5` are older files."""
+MOST_BYTES, KEPT = 10 * 2**20, 5
+LONGEST = 200
+
+
+def record(data_dir: Path, *, actor: str, action: str, target: str = "", outcome: str = "done") -> None:
+    """Append one line. A full disk or a read-only folder is logged, and the action goes on."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    fields = {"actor": actor, "action": action, "target": target, "outcome": outcome}
+    line = json.dumps({"time": now} | {name: value[:LONGEST] for name, value in fields.items()})
+    path = data_dir / FILE
+    try:
+        private_folder(data_dir, tighten=False)
+        _rotate(path)
+        with open(path, "a", opener=private_opener) as file:  # one write of one line: processes do not mix theirs
+            file.write(f"{line}\n")
+    except OSError as error:
+        log("audit").error("audit line not written", error=str(error), **fields)
+
+
+def local_actor() -> str:
+    """Return the actor of a command on this machine: the account that runs it."""
+    try:
+        return f"local:{getpass.getuser()}"
+    except (OSError, KeyError):  # an account without a name
+        return f"local:{os.geteuid()}"
+
+
+def _rotate(path: Path) -> None:
+    if not path.exists() or path.stat().st_size < MOST_BYTES:
+        return
+    for number in range(KEPT - 1, 0, -1):
+        older = path.with_name(f"{FILE}.{number}")
+        if older.exists():
+            older.replace(path.with_name(f"{FILE}.{number + 1}"))
+    path.replace(path.with_name(f"{FILE}.1"))

@@ -1,0 +1,188 @@
+"""The door: who may call which method of a public address, decided before a request is read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from shared.catalog import Catalog, Keys
+from shared.domain.errors import AfterimageError, ConfigurationError, PermissionDeniedError, UnauthenticatedError
+from shared.domain.identity import ANONYMOUS, BOOTSTRAP, ApiKey, Principal, Role, digest, issued, parsed, principal_of
+from shared.runtime import rpc
+from shared.runtime.audit import record
+from shared.runtime.datadir import private_folder, private_opener
+from shared.runtime.settings import Settings
+from shared.runtime.telemetry import log
+
+AUTHORIZATION = "authorization"
+"""Name of the call metadata with the key: `Bearer aik_…`."""
+EVERY_S = 2.0
+"""Seconds between two readings of the keys: a revoked key ends, and a new one works, within this time and a query."""
+OPEN = "/grpc.health.v1.Health/"
+"""Methods without a key: probes."""
+ALLOWED: tuple[tuple[str, frozenset[Role]], ...] = (
+    ("/afterimage.gateway.v1.GatewayService/Locate", frozenset({Role.OPERATOR})),
+    ("/afterimage.gateway.v1.GatewayService/", frozenset({Role.USER, Role.TENANT_ADMIN})),
+    ("/grpc.reflection.", frozenset(Role)),
+    ("/", frozenset({Role.OPERATOR})),
+)
+"""Roles, one of which a method needs, by the beginning of its name; the first that fits holds."""
+
+_calling: ContextVar[Principal] = ContextVar("calling", default=ANONYMOUS)
+
+
+def calling() -> Principal:
+    """Return the principal of the current call. Calls through the private socket of a process are anonymous."""
+    return _calling.get()
+
+
+def actor_of(context: Any) -> str:
+    """Return the caller for the audit log: tenant/subject of its key, or the peer of an anonymous call.
+
+    context: of the gRPC call; None for a call from within the process.
+    """
+    who = calling()
+    if who.subject:
+        return f"{who.tenant}/{who.subject}"
+    return "this process" if context is None else f"anonymous at {context.peer()}"
+
+
+def loopback(address: str) -> bool:
+    """Return whether only this machine reaches an address to listen on."""
+    host = address.rpartition(":")[0].strip("[]")
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return address.startswith("unix:") or host == "localhost"
+
+
+def keys_needed(settings: Settings) -> bool:
+    """Return whether every call needs a key (setting `allow_anonymous`)."""
+    return settings.allow_anonymous == "never" or (
+        settings.allow_anonymous == "loopback" and not loopback(settings.listen)
+    )
+
+
+def check_guarded(settings: Settings) -> None:
+    """Raise ConfigurationError for an address on the network without keys and TLS; log a warning if that is wanted."""
+    if loopback(settings.listen):
+        return
+    if settings.allow_anonymous == "always":
+        log("door").warning(
+            "ANYONE who reaches this address may generate, and read what callers without a key made",
+            listen=settings.listen,
+            because="allow_anonymous=always",
+        )
+    elif not settings.tls_certificate:
+        raise ConfigurationError(
+            f"listen: {settings.listen} is on the network, so it needs TLS (tls_certificate, tls_key) and API keys; or "
+            "set AFTERIMAGE_ALLOW_ANONYMOUS=always where only trusted machines reach it, or listen on 127.0.0.1"
+        )
+
+
+class Door(grpc.aio.ServerInterceptor):
+    """Refuses a call before its request is received, or runs it as the principal of its key.
+
+    The live keys are in memory, so a call costs a hash and no query. While the catalog is away the last keys hold.
+    """
+
+    def __init__(self, catalog: Catalog, settings: Settings) -> None:
+        self._keys, self._settings = catalog.keys, settings
+        self._needed = keys_needed(settings)
+        self._live: Mapping[str, ApiKey] = {}
+
+    async def open(self) -> None:
+        """Read the keys; make the first one if every call needs a key and there never was one."""
+        if self._needed:
+            await _bootstrap(self._keys, self._settings.data_dir)
+        await self._read()
+
+    async def run(self) -> None:
+        """Read the keys again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            try:
+                async with asyncio.timeout(EVERY_S):
+                    await self._read()
+            except Exception as error:  # read again at the next round
+                log("door").warning("keys not read", error=repr(error))
+
+    async def _read(self) -> None:
+        self._live = {key.id: key for key in await self._keys.live()}
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        if not details.method.startswith(OPEN):
+            try:
+                _calling.set(self.principal(details.method, details.invocation_metadata or ()))
+            except AfterimageError as error:
+                return _refusal(error)
+        return await continuation(details)
+
+    def principal(self, method: str, metadata: Any) -> Principal:
+        """Return who calls. Raises UnauthenticatedError and PermissionDeniedError."""
+        given = [value for name, value in metadata if name == AUTHORIZATION]
+        who = self._named(given) if given or self._needed else ANONYMOUS
+        needed = next(roles for start, roles in ALLOWED if method.startswith(start))
+        if not who.roles & needed:
+            rule = f"needs a key with the role {' or '.join(sorted(needed))}"
+            raise PermissionDeniedError(f"{method.rpartition('/')[2][:100]}: {rule}")
+        return who
+
+    def _named(self, given: list[Any]) -> Principal:
+        if len(given) != 1:
+            raise UnauthenticatedError(f"{AUTHORIZATION}: must be one `Bearer KEY` (got {len(given)}); {_WHERE}")
+        scheme, _, text = str(given[0]).partition(" ")
+        id_and_secret = parsed(text) if scheme.lower() == "bearer" else None
+        if id_and_secret is None:
+            raise UnauthenticatedError(f"{AUTHORIZATION}: must be `Bearer KEY` with a key of Afterimage; {_WHERE}")
+        key = self._live.get(id_and_secret[0])
+        if not hmac.compare_digest(digest(id_and_secret[1]), key.digest if key else _NOBODY) or key is None:
+            raise UnauthenticatedError(f"{AUTHORIZATION}: this key is unknown, expired or revoked; {_WHERE}")
+        return key.principal
+
+
+_WHERE = "`afterimage keys create` makes one, and clients read it from AFTERIMAGE_API_KEY"
+_NOBODY = digest("")
+
+
+def _refusal(error: AfterimageError) -> Any:
+    """Return a handler that ends the call. A handler of streams starts before gRPC receives the first message."""
+    status = rpc.to_status(error)
+
+    async def refuse(_requests: Any, context: Any) -> None:
+        await context.abort(status.code, status.details, status.trailing_metadata)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+async def _bootstrap(keys: Keys, folder: Path) -> None:
+    """Make the first key, with every role in the tenant `default`; only a file of the owner holds its text."""
+    if await keys.all():
+        return
+    path = folder / "bootstrap-key"
+    key, text = issued(principal_of("default", BOOTSTRAP, Role), BOOTSTRAP)
+    try:
+        await asyncio.to_thread(_write_new, path, f"{text}\n")
+    except OSError as error:
+        log("door").warning("no bootstrap key", why=str(error), do="run `afterimage keys create`")
+        return
+    if await keys.add_first(key):
+        log("door").warning("made the first key, with every role", file=str(path), do="read it, then delete the file")
+        record(folder, actor="local:start", action="keys create", target=key.id)
+    else:  # another replica was first
+        await asyncio.to_thread(path.unlink)
+
+
+def _write_new(path: Path, text: str) -> None:
+    private_folder(path.parent, tighten=False)
+    with open(path, "x", opener=private_opener) as file:
+        file.write(text)

@@ -1,0 +1,91 @@
+"""An operator acts, and later denies it; a caller reads the log for prompts; a flood of lines fills the disk."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from typer.testing import CliRunner
+
+from protos import cache_maintainer_pb2 as pb
+from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
+from services.cache_maintainer.service import CacheMaintainerService
+from services.cli.app import app
+from shared.catalog import open_catalog
+from shared.domain.errors import PermissionDeniedError
+from shared.domain.identity import Role, issued, principal_of
+from shared.runtime import audit, rpc
+from shared.runtime.settings import Settings
+from shared.service import running
+
+
+def _lines(folder: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (folder / audit.FILE).read_text().splitlines()]
+
+
+async def test_a_purge_names_the_key_that_made_it(settings: Settings) -> None:
+    changed = settings.model_copy(update={"allow_anonymous": "never"})
+    ops, user = issued(principal_of("acme", "ops", [Role.OPERATOR])), issued(principal_of("acme", "u", [Role.USER]))
+    catalog = await open_catalog(settings.catalog_url)
+    for key, _ in (ops, user):
+        await catalog.keys.add(key)
+    await catalog.close()
+    async with (
+        running([CacheMaintainerService()], changed) as process,
+        grpc.aio.insecure_channel(process.address) as channel,
+    ):
+        stub: Any = CacheMaintainerServiceStub(channel)
+
+        async def purge(text: str) -> None:
+            bearer = (("authorization", f"Bearer {text}"),)
+            await rpc.call(stub.Purge, pb.PurgeRequest(tenant="acme"), timeout_s=10.0, metadata=bearer)
+
+        with pytest.raises(PermissionDeniedError, match="operator"):
+            await purge(user[1])
+        await purge(ops[1])
+    said = _lines(settings.data_dir)
+    assert [(one["actor"], one["action"], one["target"]) for one in said] == [("acme/ops", "purge", "tenant acme")]
+    assert said[0]["outcome"] == "0 entries removed"
+    assert stat.S_IMODE((settings.data_dir / audit.FILE).stat().st_mode) == 0o600
+
+
+def test_every_command_on_keys_is_recorded_without_a_secret(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AFTERIMAGE_DATA_DIR", str(settings.data_dir))
+    settings.data_dir.mkdir(parents=True)
+    (settings.data_dir / "catalog.sqlite3").touch()
+    texts = []
+
+    def afterimage(*words: str) -> str:
+        done = CliRunner().invoke(app, ["keys", *words], catch_exceptions=True)
+        return done.stdout.strip()
+
+    texts.append(afterimage("create", "alice", "--tenant", "acme", "--days", "1"))
+    key_id = texts[0].removeprefix("aik_").partition(".")[0]
+    texts.append(afterimage("rotate", key_id, "--overlap-s", "60"))
+    afterimage("revoke", key_id)
+    afterimage("revoke", "unknown")
+    listed = afterimage("list")
+    assert "revoked" in listed
+    assert listed.count("acme") == 2
+    said = _lines(settings.data_dir)
+    assert [one["action"] for one in said] == ["keys create", "keys rotate", "keys revoke", "keys revoke"]
+    assert [one["outcome"] for one in said] == ["done", "done", "done", "NOT_FOUND"]
+    assert all(one["actor"].startswith("local:") and one["time"].endswith("+00:00") for one in said)
+    stored = (settings.data_dir / audit.FILE).read_text() + listed
+    assert all(len(text) > 43 and text.partition(".")[2] not in stored for text in texts)
+
+
+def test_a_flood_of_lines_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "MOST_BYTES", 1000)
+    for number in range(200):
+        audit.record(tmp_path, actor="a", action="x" * 10_000, target=str(number))
+    files = list(tmp_path.glob(f"{audit.FILE}*"))
+    assert len(files) == audit.KEPT + 1
+    assert sum(file.stat().st_size for file in files) < 1500 * (audit.KEPT + 1)
+    assert _lines(tmp_path)[-1]["target"] == "199"

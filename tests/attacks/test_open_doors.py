@@ -1,0 +1,103 @@
+"""An address on the network, and a wiretap on it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import grpc
+import pytest
+from typer.testing import CliRunner
+
+from services.cli.app import app
+from shared.client import AsyncClient
+from shared.domain.errors import ConfigurationError, PermissionDeniedError, UnauthenticatedError
+from shared.runtime.settings import Settings
+from shared.service import running
+from shared.service.door import check_guarded, loopback
+
+
+class Nothing:
+    """A service without methods: what answers is the door, or gRPC."""
+
+    name: ClassVar[str] = "nothing"
+    ports: ClassVar[frozenset[str]] = frozenset()
+
+    async def start(self, context: Any) -> None: ...
+
+    def register(self, server: grpc.aio.Server) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+async def test_an_address_on_the_network_needs_keys_and_tls(
+    settings: Settings, logs: list[MutableMapping[str, Any]]
+) -> None:
+    """`--listen 0.0.0.0:50051` gave everybody everything."""
+    for address in ("0.0.0.0:0", "[::]:0", "10.0.0.1:0"):
+        for allowed in ("loopback", "never"):
+            changed = settings.model_copy(update={"listen": address, "allow_anonymous": allowed})
+            with pytest.raises(ConfigurationError, match="TLS"):
+                async with running([Nothing()], changed):
+                    pass
+    check_guarded(settings)
+    assert not logs
+    check_guarded(settings.model_copy(update={"listen": "0.0.0.0:0", "allow_anonymous": "always"}))
+    assert "ANYONE" in logs[0]["event"]
+
+
+def test_only_addresses_of_this_machine_are_loopback() -> None:
+    assert all(map(loopback, ("127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1", "unix:/x")))
+    assert not any(map(loopback, ("0.0.0.0:1", "[::]:1", "192.168.1.1:1", "example.com:1", ":1", "127.example.com:1")))
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+async def test_a_wiretap_reads_no_key_and_a_renewed_certificate_needs_no_restart(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = _certificate(tmp_path, "first"), _certificate(tmp_path, "second")
+    used = tmp_path / "used.pem", tmp_path / "used.key"
+    _copy(first, used)
+    changed = settings.model_copy(
+        update={"allow_anonymous": "never", "tls_certificate": str(used[0]), "tls_key": str(used[1])}
+    )
+    async with running([Nothing()], changed) as process:
+        key = (settings.data_dir / "bootstrap-key").read_text().strip()
+
+        async def ask(ca: Path | None) -> None:
+            options: dict[str, Any] = {"api_key": key, "tls_ca": str(ca or "")}
+            async with AsyncClient(process.address, retry_s=0.0, **options) as client:
+                await client.list_jobs()
+
+        unknown_method = pytest.raises(ConfigurationError, match="another service")
+        with unknown_method:  # past TLS and door: there is no gateway here
+            await ask(first[0])
+        for wrong in (None, second[0]):
+            with pytest.raises(Exception, match=r"does not|handshake|certificate|listens|connect") as refused:
+                await ask(wrong)
+            assert not isinstance(refused.value, UnauthenticatedError | PermissionDeniedError)
+        monkeypatch.setenv("AFTERIMAGE_TLS_CA", str(first[0]))
+        probed = await asyncio.to_thread(CliRunner().invoke, app, ["health", "--target", process.address])
+        assert "serving" in probed.stdout
+        _copy(second, used)
+        with pytest.raises(ConfigurationError, match="another service"):
+            await ask(second[0])
+
+
+def _certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=afterimage"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command.split(), *names], check=True, capture_output=True)
+    return certificate, key
+
+
+def _copy(source: tuple[Path, Path], target: tuple[Path, Path]) -> None:
+    for one, other in zip(source, target, strict=True):
+        shutil.copyfile(one, other)

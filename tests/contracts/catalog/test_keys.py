@@ -1,0 +1,73 @@
+"""API keys: live until revoked, rotated away or expired; ids are never used again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from shared.catalog import Catalog
+from shared.domain.errors import NotFoundError
+from shared.domain.identity import Role, digest, issued, parsed, principal_of
+
+WHO = principal_of("acme", "alice", [Role.USER, Role.TENANT_ADMIN])
+
+
+async def _live(catalog: Catalog) -> set[str]:
+    return {key.id for key in await catalog.keys.live()}
+
+
+async def test_a_key_is_stored_as_a_digest_and_read_by_another_replica(catalog: Catalog, replica: Catalog) -> None:
+    key, text = issued(WHO)
+    await catalog.keys.add(key)
+    (read,) = await replica.keys.live()
+    id_and_secret = parsed(text)
+    assert id_and_secret is not None
+    assert (read.id, read.digest, read.principal) == (id_and_secret[0], digest(id_and_secret[1]), WHO)
+    assert read.created_at > 0
+    assert read.expires_at is None
+
+
+async def test_expired_and_revoked_keys_are_listed_and_not_live(catalog: Catalog) -> None:
+    keys = [issued(WHO)[0] for _ in range(3)]
+    for key, lifetime_s in zip(keys, (None, 0.05, 60.0), strict=True):
+        await catalog.keys.add(key, lifetime_s)
+    await catalog.keys.revoke(keys[0].id)
+    await asyncio.sleep(0.1)
+    assert await _live(catalog) == {keys[2].id}
+    assert {key.id for key in await catalog.keys.all()} == {key.id for key in keys}
+    for ended in (keys[0].id, "unknown"):
+        with pytest.raises(NotFoundError, match="keys list"):
+            await catalog.keys.revoke(ended)
+    for ended in (keys[0].id, keys[1].id):
+        with pytest.raises(NotFoundError):
+            await catalog.keys.rotate(ended, *_new(), 1.0)
+
+
+async def test_both_keys_work_during_a_rotation_that_never_lengthens_a_life(catalog: Catalog) -> None:
+    old, short = issued(WHO)[0], issued(WHO)[0]
+    await catalog.keys.add(old, 3600.0)
+    await catalog.keys.add(short, 0.2)
+    new, other = _new(), _new()
+    assert (await catalog.keys.rotate(old.id, *new, 0.2)).principal == WHO
+    await catalog.keys.rotate(short.id, *other, 3600.0)
+    assert {old.id, new[0]} <= await _live(catalog)
+    await asyncio.sleep(0.3)
+    assert old.id not in (live := await _live(catalog))
+    assert short.id not in live
+    assert new[0] in live
+    lives = {key.id: (key.expires_at or 0) - key.created_at for key in await catalog.keys.all()}
+    assert lives[new[0]] == pytest.approx(3600.0, abs=0.01)
+
+
+async def test_the_first_key_is_made_once(catalog: Catalog, replica: Catalog) -> None:
+    first, second = issued(WHO, "bootstrap")[0], issued(WHO, "bootstrap")[0]
+    made = await asyncio.gather(catalog.keys.add_first(first), replica.keys.add_first(second))
+    assert sorted(made) == [False, True]
+    await catalog.keys.revoke("bootstrap")
+    assert not await replica.keys.add_first(issued(WHO, "bootstrap")[0])
+
+
+def _new() -> tuple[str, str]:
+    key = issued(WHO)[0]
+    return key.id, key.digest
