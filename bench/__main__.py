@@ -11,6 +11,7 @@ PROFILE = Path("out/profile")
 COMMANDS: dict[str, list[str]] = {
     "batch_of_8": ["bench.batch_of_8"],
     "overhead": ["bench.overhead"],
+    "identity": ["bench.identity"],
     "profile": ["services", "profile", "--out", str(PROFILE), "--no-store"],
     "k_quality": ["bench.k_quality", "--profile", str(PROFILE)],
     "state_codecs": ["bench.state_codecs"],
