@@ -38,7 +38,7 @@ def model_sheet(card: ModelCard, folder: Path | None, settings: Settings) -> Tab
         "dtype": card.dtype,
         "parameters": memory.parameters_said(card),
         "memory": memory.breakdown(card, need, settings.offload),
-        "reuse": _reuse(card, settings) if folder and not wrong else "not known until it is whole on this disk",
+        "reuse": reuse(card, settings) if folder and not wrong else "not known until it is whole on this disk",
         "missing or broken": wrong,
     }
     table = Table(show_header=False, box=None)
@@ -53,20 +53,20 @@ def _planned(card: ModelCard) -> str:
     return f", or planned among {', '.join(map(str, card.auto_steps))}" if card.auto_steps else ""
 
 
-def _reuse(card: ModelCard, settings: Settings) -> str:
+def reuse(card: ModelCard, settings: Settings) -> str:
     """Return the learned bound or K table in force for the model's own latents and the encoder, or the command that
     measures one."""
     from services.embedder.encoder import encoder_folder, encoder_id
-    from shared.catalog import place_of
+    from shared.catalog.probe import unchanging
 
     try:
         encoder = encoder_id(encoder_folder(settings.encoder, fetch=False))
     except ModelError:
         return f"not known: the encoder {settings.encoder!r} is not on this disk"
-    url, alpha = settings.catalog_url, settings.k_table_alpha
-    has_catalog = not url.startswith("sqlite") or Path(place_of(url)).is_file()
+    alpha = settings.k_table_alpha
     try:
-        measured = _in_catalog(card, settings) if has_catalog else _measured(NoProfiles(), card, alpha)
+        url = unchanging(settings.catalog_url)
+        measured = _in_catalog(card, url, alpha) if url else _measured(NoProfiles(), card, alpha)
         tables, bounds = asyncio.run(measured)
     except Exception as error:  # an older version's catalog, or none: the rest of the table is shown
         return f"not known: the catalog cannot be read: {error}"
@@ -84,15 +84,15 @@ async def _measured(
     return await load_k_tables(profiles, card, alpha), await load_learned(profiles, card)
 
 
-async def _in_catalog(card: ModelCard, settings: Settings) -> tuple[tuple[KTable, ...], tuple[LearnedTable, ...]]:
+async def _in_catalog(card: ModelCard, url: str, alpha: float) -> tuple[tuple[KTable, ...], tuple[LearnedTable, ...]]:
     """Return the K tables and learned bounds in the catalog and those that ship; the catalog is only read."""
     from shared.catalog import Profiles as Stored
     from shared.catalog.engines.opening import open_database
     from shared.runtime.clock import SystemClock
 
-    database = open_database(settings.catalog_url, SystemClock())
+    database = open_database(url, SystemClock())
     try:
-        return await _measured(Stored(database), card, settings.k_table_alpha)
+        return await _measured(Stored(database), card, alpha)
     finally:
         await database.close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import time
 from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 
@@ -22,6 +23,7 @@ from shared.blobs.address import Address, address_of
 from shared.blobs.blocking import THREADS, BlockingCalls
 from shared.blobs.s3_errors import RETRY_AFTER_S, away, told, told_at_open, unless_refused_again
 from shared.domain.errors import BlobUnavailableError, ConfigurationError, InvalidRequestError
+from shared.runtime.probes import Probe, ahead_by
 
 PART_BYTES = 16 * 2**20
 """Blobs above this size in bytes are sent in parts of this size (S3 requires at least 5 MiB)."""
@@ -45,13 +47,53 @@ RANGE_BEYOND_END = 416
 """HTTP status of a range that begins at the end of an object, or beyond it."""
 
 
+def probe_bucket(url: str, access_key: str, secret_key: str, limit_s: float) -> Probe:
+    """Ask an S3 server for its clock and the bucket, on this thread; each answer may take `limit_s` seconds.
+
+    Makes no bucket. Raises BlobUnavailableError for a server that does not answer.
+    """
+    at = address_of(url, access_key, secret_key)
+    pool = urllib3.PoolManager(timeout=urllib3.Timeout(connect=min(CONNECT_S, limit_s), read=limit_s), retries=False)
+    root = f"{'https' if at.secure else 'http'}://{at.endpoint}/"
+    try:
+        with told(f"bucket {at.bucket!r} at {at.endpoint}"):
+            pool.request("HEAD", root)  # connects
+            begun, asked_at = time.monotonic(), time.time()
+            answer = pool.request("HEAD", root)
+            took = time.monotonic() - begun
+        server = f"S3 at {at.endpoint} ({answer.headers.get('Server', 'no name')})"
+        ahead = ahead_by(answer.headers.get("Date", ""), asked_at + took / 2)
+        found = wrong = ""
+        try:
+            client = Minio(at.endpoint, secure=at.secure, region=at.region, credentials=_keys(at), http_client=pool)
+            with told_at_open(at.bucket):
+                there = client.bucket_exists(at.bucket)
+            found = f"bucket {at.bucket!r}" + ("" if there else " missing, the first start makes it")
+        except ConfigurationError as error:
+            wrong = str(error)
+        except ValueError as error:
+            wrong = str(_unusable(at, error))
+    finally:
+        pool.clear()
+    return Probe(server, took, found, wrong=wrong, clock_ahead_s=ahead)
+
+
+def _keys(at: Address) -> Provider:
+    return StaticProvider(at.access_key, at.secret_key) if at.access_key else EnvAWSProvider()
+
+
+def _unusable(at: Address, error: ValueError) -> ConfigurationError:
+    hint = "" if at.access_key else "; set AFTERIMAGE_BLOBS_ACCESS_KEY and AFTERIMAGE_BLOBS_SECRET_KEY"
+    return ConfigurationError(f"blobs_url: bucket {at.bucket!r} at {at.endpoint}: {error}{hint}")
+
+
 class MinioBlobs:
     """Blobs in one bucket; any number of processes may share it."""
 
     process_local = False
 
     def __init__(self, at: Address) -> None:
-        keys: Provider = StaticProvider(at.access_key, at.secret_key) if at.access_key else EnvAWSProvider()
+        keys = _keys(at)
         self._pool = urllib3.PoolManager(
             maxsize=THREADS, block=True, timeout=urllib3.Timeout(connect=CONNECT_S, read=READ_S), retries=RETRIES
         )
@@ -72,8 +114,7 @@ class MinioBlobs:
             blobs = cls(at)
             await blobs._calls.run(blobs._prepare)
         except ValueError as error:  # the client's own checks: bucket name, host, keys
-            hint = "" if at.access_key else "; set AFTERIMAGE_BLOBS_ACCESS_KEY and AFTERIMAGE_BLOBS_SECRET_KEY"
-            raise ConfigurationError(f"blobs_url: bucket {at.bucket!r} at {at.endpoint}: {error}{hint}") from error
+            raise _unusable(at, error) from error
         return blobs
 
     def _prepare(self) -> None:

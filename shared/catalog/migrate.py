@@ -24,6 +24,14 @@ def revision(connection: sa.Connection) -> str:
     return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() or ""
 
 
+def unknown_revision(before: str) -> CatalogVersionError:
+    """Return the error for a catalog at a revision that this version does not know."""
+    return CatalogVersionError(
+        f"the catalog is at revision {before!r}, which this Afterimage does not know (its newest is {HEAD!r}): "
+        "a newer version wrote it. Run that version or a newer one, or point catalog_url at another catalog"
+    )
+
+
 def migrate(connection: sa.Connection, target: str = "head") -> None:
     """Migrate up or down to `target`; raise CatalogVersionError for a revision that this version does not know."""
     if connection.dialect.name == "postgresql":
@@ -42,10 +50,7 @@ def migrate(connection: sa.Connection, target: str = "head") -> None:
     scripts = ScriptDirectory.from_config(config)
     known = [script.revision for script in scripts.walk_revisions("base", "heads")]  # newest first
     if before and before not in known:
-        raise CatalogVersionError(
-            f"the catalog is at revision {before!r}, which this Afterimage does not know (its newest is {HEAD!r}): "
-            "a newer version wrote it. Run that version or a newer one, or point catalog_url at another catalog"
-        )
+        raise unknown_revision(before)
     if target == "base" or (before and target in known and known.index(target) > known.index(before)):
         command.downgrade(config, target)
     else:

@@ -20,6 +20,7 @@ from shared.blobs import Blobs, blocking, open_blobs
 from shared.blobs import minio as adapter
 from shared.blobs.address import address_of
 from shared.domain.errors import BlobMissingError, BlobUnavailableError, ConfigurationError, StorageFullError
+from shared.runtime.probes import Probe
 from tests.contracts.servers import server_of, url_of
 
 SERVERS = pytest.mark.parametrize("server", ["seaweedfs", "minio"])
@@ -46,6 +47,23 @@ async def test_a_server_that_restarts_is_met_again(server: str) -> None:
     assert len(await eventually(blobs, "pictures/kept", sha256)) == 150_000
     await blobs.delete(["pictures/kept"])
     await blobs.close()
+
+
+@SERVERS
+def test_a_look_at_a_server_makes_no_bucket_and_names_wrong_keys(server: str) -> None:
+    at = address_of(url_of(server))
+
+    def look(user: str, secret: str, bucket: str) -> Probe:
+        return adapter.probe_bucket(f"minio://{bucket}@{at.endpoint}", user, secret, 5.0)
+
+    for _ in range(2):  # the first look made nothing
+        missing = look(at.access_key, at.secret_key, "nobody-made-this")
+        assert (missing.found, missing.wrong) == ("bucket 'nobody-made-this' missing, the first start makes it", "")
+    refused = look("nobody", "n0t-a-secret", at.bucket)
+    assert "check the keys" in refused.wrong
+    assert "n0t-a-secret" not in str(refused)
+    assert refused.clock_ahead_s is not None
+    assert abs(refused.clock_ahead_s) < 60
 
 
 async def all_keys(blobs: Blobs) -> list[str]:
