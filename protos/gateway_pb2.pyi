@@ -158,7 +158,9 @@ class LocateRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class LocateResponse(_message.Message):
-    __slots__ = ("internal_address",)
+    __slots__ = ("internal_address", "version")
     INTERNAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     internal_address: str
-    def __init__(self, internal_address: _Optional[str] = ...) -> None: ...
+    version: str
+    def __init__(self, internal_address: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from importlib import metadata
 from typing import Any, ClassVar
 
 import grpc
@@ -135,7 +136,8 @@ class GatewayService(GatewayServiceServicer):
 
     async def Locate(self, request: pb.LocateRequest, context: Any) -> pb.LocateResponse:
         local = context.peer().startswith(LOCAL_PEERS)
-        return pb.LocateResponse(internal_address=self._context.internal_address if local else "")
+        internal = self._context.internal_address if local else ""
+        return pb.LocateResponse(internal_address=internal, version=metadata.version("afterimage"))
 
     # ---- shared by the handlers ----
 
