@@ -15,6 +15,7 @@ from services.cli import cache, dead_letters, generate, health, jobs, keys, mode
 from services.cli.demo import command as demo
 from services.cli.demo import video as demo_video
 from services.cli.display.help import teach
+from services.cli.doctor import command as doctor
 from services.cli.profiles import command as profile
 from services.cli.replays import command as replay
 from services.cli.training import command as training
@@ -72,6 +73,7 @@ app.add_typer(cache.app, name="cache")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(keys.app, name="keys")
 app.command("health")(health.health)
+app.command("doctor")(doctor.doctor)
 app.add_typer(models.app, name="models")
 app.command("monitor")(monitor.monitor)
 app.command("profile")(profile.profile)

@@ -60,6 +60,12 @@ def health(
       afterimage health --service afterimage.gateway.v1.GatewayService
     """
     address = address_of(target, Settings())
+    check_serves(address, service)
+    typer.echo(f"{address}: serving")
+
+
+def check_serves(address: str, service: str = "") -> None:
+    """Raise the error of `trouble` unless the process, or the service of this full name, serves."""
     if (why := asyncio.run(unreachable(address))) is not None and not isinstance(why, NothingListensError):
         raise why
     checked = credentials(address)
@@ -72,4 +78,3 @@ def health(
     if reply.status != health_pb2.HealthCheckResponse.SERVING:
         what = "a server that it needs is away, or it is shutting down" if service else "it is shutting down"
         raise UnavailableError(f"{address}: not serving: {what}; check again in a few seconds")
-    typer.echo(f"{address}: serving")

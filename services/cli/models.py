@@ -108,8 +108,8 @@ def check(
     )
     settings = placed(settings) if run else settings  # without --run torch need not be imported
     out, card = wide(), served_card(settings)
-    folder = _here(card)
-    card = _counted(card, folder)
+    folder = folder_here(card)
+    card = counted(card, folder)
     out.print(model_sheet(card, folder, settings), highlight=False)
     if folder is None and not run:
         raise ModelError(f"model {card.name!r}: path: {card.path!r} is not on this disk; `afterimage up` fetches it")
@@ -196,9 +196,9 @@ def _rows(settings: Settings) -> list[list[str | Text]]:
 
 
 def _row(where: str, card: ModelCard) -> list[str | Text]:
-    folder = _here(card)
+    folder = folder_here(card)
     here = "no" if folder is None else "not whole" if checkpoint.faults(folder) else "yes"
-    return _whole([card.name, Text(where), here, *_figures(_counted(card, folder))])
+    return _whole([card.name, Text(where), here, *_figures(counted(card, folder))])
 
 
 def _whole(row: list[str | Text]) -> list[str | Text]:
@@ -213,7 +213,7 @@ def _added_row(settings: Settings, name: str, path: str) -> list[str | Text]:
         return _whole([name, Text(path), "no", f"cannot be served: `models check {name}` says why"])
 
 
-def _counted(card: ModelCard, folder: Path | None) -> ModelCard:
+def counted(card: ModelCard, folder: Path | None) -> ModelCard:
     """Return the card with the parameter counts of the weights on this disk; unchanged if a file is broken."""
     return memory.counted(card, folder) if folder and not checkpoint.faults(folder) else card
 
@@ -227,7 +227,7 @@ def _figures(card: ModelCard) -> list[str]:
     return [*figures, memory.said(need.weights), memory.said(need.total if card.row_values else 0)]
 
 
-def _here(card: ModelCard) -> Path | None:
+def folder_here(card: ModelCard) -> Path | None:
     """Return the folder of the model's files on this disk, whole or not; None without files."""
     if card.is_noop:
         raise ModelError(

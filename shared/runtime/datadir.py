@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shared.domain.errors import ConfigurationError, DataDirectoryLockedError
+from shared.runtime.settings import Settings
 
 LOCK_FILE = "lock"
 OWNER_FOLDER, OWNER_FILE = 0o700, 0o600
@@ -68,6 +69,11 @@ def _chmod(path: Path, mode: int) -> None:
         path.chmod(mode)
 
 
+def works_in_data_dir(settings: Settings) -> bool:
+    """Return whether only one process may work in the data directory."""
+    return settings.bus_url.startswith("inprocess:") or settings.catalog_url.startswith("sqlite")
+
+
 class DataDirLock:
     """A lock that is held until `release()`, or until the process ends in any way: the kernel then releases it."""
 
@@ -95,7 +101,7 @@ def lock_data_dir(path: Path | str) -> DataDirLock:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     except BlockingIOError as error:
-        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+        holder = _holder(descriptor)
         os.close(descriptor)
         raise DataDirectoryLockedError(
             f"data_dir: {directory} is in use by process {holder} (which may still be starting); use or stop that "
@@ -105,3 +111,25 @@ def lock_data_dir(path: Path | str) -> DataDirLock:
         # on a full disk the pid cannot be written, but the lock holds
         pass
     return DataDirLock(directory, descriptor)
+
+
+def holder_of(path: Path | str) -> str:
+    """Return the id of the process that holds the directory's lock, `unknown` if it wrote none; empty: nobody holds it.
+
+    Nothing is made or written. Raises OSError if the lock cannot be opened.
+    """
+    try:
+        descriptor = os.open(Path(path) / LOCK_FILE, os.O_RDONLY)
+    except FileNotFoundError:
+        return ""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _holder(descriptor)
+    finally:
+        os.close(descriptor)
+    return ""
+
+
+def _holder(descriptor: int) -> str:
+    return os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"

@@ -51,7 +51,15 @@ def misspelt(names: Iterable[str]) -> list[str]:
 
 def in_words(error: ValidationError) -> str:
     """Return the first broken rule of a setting in one line, with the beginning of a long value."""
-    first: Any = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"])
-    got = "" if first["type"] == "missing" else f" (got {repr(first['input'])[:LONGEST]})"
-    return f"{name}: {first['msg']}{got}" if name else str(first["msg"])
+    return every_in_words(error)[0]
+
+
+def every_in_words(error: ValidationError) -> list[str]:
+    """Return every broken rule, as `in_words` does."""
+    return [_in_words(one) for one in error.errors()]
+
+
+def _in_words(broken: Any) -> str:
+    name = ".".join(str(part) for part in broken["loc"])
+    got = "" if broken["type"] == "missing" else f" (got {repr(broken['input'])[:LONGEST]})"
+    return f"{name}: {broken['msg']}{got}" if name else str(broken["msg"])

@@ -15,7 +15,7 @@ from shared.catalog import Catalog, open_catalog
 from shared.domain.errors import ConfigurationError, StorageFullError, StoreMismatchError, UnavailableError
 from shared.index import Hnsw, Index, open_index
 from shared.index.rebuild import rebuild_index
-from shared.runtime.datadir import DataDirLock, lock_data_dir
+from shared.runtime.datadir import DataDirLock, lock_data_dir, works_in_data_dir
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import log
 from shared.service.pairing import compare, places_of
@@ -109,11 +109,6 @@ async def _paired(settings: Settings, catalog: Catalog, blobs: Blobs) -> None:
         raise StoreMismatchError(found.said)
     if found.state == "unadopted":
         log("afterimage").warning("store not adopted", error=found.said)
-
-
-def works_in_data_dir(settings: Settings) -> bool:
-    """Return whether only one process may work in the data directory."""
-    return settings.bus_url.startswith("inprocess:") or settings.catalog_url.startswith("sqlite")
 
 
 async def blobs_of(settings: Settings) -> Blobs:

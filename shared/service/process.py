@@ -17,12 +17,12 @@ from pydantic import ValidationError
 from shared.domain.errors import AfterimageError, ConfigurationError, UnavailableError
 from shared.runtime import telemetry
 from shared.runtime.addresses import check_address
-from shared.runtime.datadir import lock_data_dir
+from shared.runtime.datadir import lock_data_dir, works_in_data_dir
 from shared.runtime.loop import run
 from shared.runtime.settings import Settings
 from shared.runtime.settings_names import in_words, misspelt
 from shared.service import Running, Service, running
-from shared.service.backends import require_shared, works_in_data_dir
+from shared.service.backends import require_shared
 
 
 class _Ending:

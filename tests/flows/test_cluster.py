@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import grpc
 import pytest
@@ -20,6 +21,8 @@ from protos import global_monitor_pb2 as monitor_pb2
 from protos.global_monitor_pb2_grpc import GlobalMonitorServiceStub
 from scripts.stack import postgresql, rabbitmq, weaviate
 from scripts.stack.stack import PORTS, Stack, missing, variable
+from services.cli.doctor.command import examine
+from services.cli.doctor.findings import Verdict
 from services.gpu_worker.families import Family, load_family
 from services.gpu_worker.jobs.codecs import decode_png, encode_png
 from shared.client import Accepted, AsyncClient, Picture, Progress
@@ -386,6 +389,19 @@ async def test_a_caller_whose_gateway_goes_finds_its_job_at_another(stack: Stack
     row = await backends.catalog.jobs.get(waiting.job_id)
     assert (picture.job.id, row.attempt, row.crashes) == (row.id, 1, 0)
     await _again(stack, "gateway-1")
+
+
+async def test_doctor_finds_four_servers_and_prints_no_password(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in stack.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AFTERIMAGE_LISTEN", stack.gateways[0])
+    found = await asyncio.to_thread(lambda: list(examine()))
+    assert not [one for one in found if one.verdict is Verdict.WRONG]
+    said = {one.check: one.fact for one in found if one.verdict is Verdict.OK}
+    assert {"catalog", "bus", "blobs", "index"} <= said.keys()
+    assert "with the same version" in said["service"]
+    passwords = [urlsplit(stack.environment[variable(port.setting)]).password for port in PORTS]
+    assert not [one for one in passwords if one and one in str(found)]
 
 
 async def test_what_a_gateway_committed_and_did_not_send_is_swept_up(stack: Stack, backends: Backends) -> None:

@@ -44,3 +44,12 @@ async def test_what_generates_here_names_the_extra_that_it_needs(tmp_path: Path)
     code, _, error = await run(tmp_path, COMMAND, "up", "--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "data"))
     assert code == 78, error
     assert "pip install 'afterimage[serve]' brings it" in error
+
+
+async def test_doctor_checks_what_it_can_without_what_generates(tmp_path: Path) -> None:
+    code, out, error = await run(tmp_path, COMMAND, "doctor", "--json")
+    assert (code, error) == (0, "")
+    found = {one["check"]: one for one in json.loads(out)}
+    assert found["data directory"]["verdict"] == "ok"
+    assert "not checked: the Python package" in found["memory"]["fact"]
+    assert found["service"]["verdict"] == "ok"

@@ -27,7 +27,8 @@ COMMANDS = [
     ("up",), ("generate",), ("profile",), ("demo",), ("jobs", "list"), ("jobs", "show"), ("jobs", "cancel"),
     ("cache", "stats"), ("cache", "inspect"), ("cache", "purge"), ("cache", "rebuild-index"),
     ("models", "list"), ("models", "check"), ("models", "add"), ("models", "remove"), ("health",), ("monitor",),
-    ("replay",), ("train", "plan"), ("train", "simulate"), ("dead-letters", "list"), ("dead-letters", "replay"),
+    ("doctor",), ("replay",),
+    ("train", "plan"), ("train", "simulate"), ("dead-letters", "list"), ("dead-letters", "replay"),
 ]  # fmt: skip
 
 
