@@ -10,7 +10,7 @@ import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.cli.connection import address_of
-from shared.client.credentials import credentials
+from shared.client.credentials import blocking_channel
 from shared.domain.errors import AfterimageError, UnavailableError
 from shared.runtime.addresses import NothingListensError, silent, unreachable
 from shared.runtime.settings import Settings
@@ -68,8 +68,7 @@ def check_serves(address: str, service: str = "") -> None:
     """Raise the error of `trouble` unless the process, or the service of this full name, serves."""
     if (why := asyncio.run(unreachable(address))) is not None and not isinstance(why, NothingListensError):
         raise why
-    checked = credentials(address)
-    with grpc.secure_channel(address, checked) if checked else grpc.insecure_channel(address) as channel:
+    with blocking_channel(address) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
             reply = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_S)

@@ -30,6 +30,12 @@ def channel(target: str, tls_ca: str | None = None, options: Sequence[tuple[str,
     return grpc.aio.secure_channel(target, found, options=options)
 
 
+def blocking_channel(target: str) -> grpc.Channel:
+    """Return a channel for blocking calls, with the `credentials` of the environment."""
+    found = credentials(target)
+    return grpc.secure_channel(target, found) if found else grpc.insecure_channel(target)
+
+
 def credentials(target: str, tls_ca: str | None = None) -> grpc.ChannelCredentials | None:
     """Return the credentials that check a server's certificate; None for plain text, and for this machine's sockets.
 

@@ -13,7 +13,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from protos import gateway_pb2 as pb
 from protos.gateway_pb2_grpc import GatewayServiceStub
+from services.cli.doctor.servers import check_service
 from shared.client import AsyncClient
+from shared.client.credentials import API_KEY
 from shared.domain.errors import (
     ConflictError,
     InvalidRequestError,
@@ -23,6 +25,7 @@ from shared.domain.errors import (
 )
 from shared.domain.identity import ANONYMOUS, Role, issued
 from shared.runtime import rpc
+from shared.runtime.settings import Settings
 from tests.attacks.conftest import Guarded
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -177,3 +180,19 @@ async def _served(client: AsyncClient) -> bool:
     except UnauthenticatedError:
         return False
     return True
+
+
+async def test_the_doctor_reads_the_version_with_an_operators_key(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which version runs is no business of callers without a key."""
+    settings = Settings(listen=guarded.address)
+
+    async def said() -> str:
+        [found] = await asyncio.to_thread(lambda: list(check_service(settings)))
+        return found.fact
+
+    monkeypatch.delenv(API_KEY, raising=False)
+    assert "it tells its version to an operator's API key alone" in await said()
+    monkeypatch.setenv(API_KEY, guarded.keys["ops"])
+    assert "with the same version" in await said()

@@ -17,6 +17,7 @@ from services.cli.doctor.findings import Check, Finding, ok, warning, wrong
 from services.cli.health import check_serves
 from shared.blobs import open_blobs
 from shared.bus import open_bus
+from shared.client.credentials import bearer, blocking_channel, credentials
 from shared.domain.errors import AfterimageError, UnavailableError
 from shared.index import open_index
 from shared.runtime.addresses import SILENT_S, NothingListensError, SilentError, unreachable
@@ -127,7 +128,8 @@ def check_service(settings: Settings) -> Iterator[Finding]:
         yield ok(check, f"listen={settings.listen} takes any free port")
         return
     address = address_of(None, settings)
-    why = asyncio.run(unreachable(address, SILENT_S))
+    # a TLS server says nothing before its client
+    why = asyncio.run(unreachable(address, None if credentials(address) else SILENT_S))
     if isinstance(why, NothingListensError):
         yield ok(check, f"nothing listens on {address}: `afterimage up` starts it")
         return
@@ -141,20 +143,22 @@ def check_service(settings: Settings) -> Iterator[Finding]:
     except AfterimageError as error:
         yield wrong(check, str(error))
         return
-    if (version := _version(address)) is None:
-        yield ok(check, f"{address} serves; it is no gateway, so its version is not known")
-    elif version == ours:
+    try:
+        version = _version(address)
+    except grpc.RpcError as error:
+        refused = error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+        reason = "it tells its version to an operator's API key alone" if refused else "it is no gateway"
+        yield ok(check, f"{address} serves; {reason}, so its version is not known")
+        return
+    if version == ours:
         yield ok(check, f"{address} serves, with the same version {ours}")
     else:
         fact = f"{address} serves, with {f'version {version}' if version else 'an earlier version'}; this is {ours}"
         yield warning(check, fact, "restart it, or use its version of this command")
 
 
-def _version(address: str) -> str | None:
-    """Return the version of the gateway at this address, empty for an earlier one; None where no gateway answers."""
-    with grpc.insecure_channel(address) as channel:
+def _version(address: str) -> str:
+    """Return the version of the gateway at this address, empty for an earlier one."""
+    with blocking_channel(address) as channel:
         stub: Any = GatewayServiceStub(channel)
-        try:
-            return str(stub.Locate(pb.LocateRequest(), timeout=SILENT_S).version)
-        except grpc.RpcError:
-            return None
+        return str(stub.Locate(pb.LocateRequest(), timeout=SILENT_S, metadata=bearer()).version)
