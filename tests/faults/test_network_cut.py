@@ -46,7 +46,8 @@ class CutStack(ForkedStack, FaultStack):
     first worker's leads to the broker, the gateway's and the other worker's to the catalog."""
 
     def __init__(self, models: Path, worker: Apart, gateway: Apart, other: Apart) -> None:
-        super().__init__(folder() / "cut", models, FORM)
+        # its links are between this machine and itself
+        super().__init__(folder() / "cut", models, FORM, allow_anonymous="always")
         self.apart = {WORKER: worker, GATEWAY: gateway, OTHER: other}
         other.reach(gateway.far)
         self._hosts = {"rabbitmq": worker.far, "postgresql": gateway.far}
