@@ -12,7 +12,7 @@ Three systems, each with an empty cache:
 - both at work, and pairs start clips by `--bound`: by the paper's thresholds, since the measured tables allow no start
   at the default α.
 
-Then one client alone measures how long clips take: from noise, and stitched at each K. The pair's states leave the
+Then one client alone measures how long clips take: from noise, and stitched at each K. The states of pairs leave the
 cache one K after the other, so that the next smaller K is used.
 """
 
@@ -37,7 +37,7 @@ from bench.serving.processes import counted, cpu_of, grown, scratch, servers_on_
 from scripts.stack.stack import PORTS, Stack, missing, variable
 from shared.client import AsyncClient, Clip
 from shared.domain.messages import StateLost
-from shared.domain.types import PlanSource
+from shared.domain.types import Plan, PlanSource
 from shared.runtime.loop import run as run_on_loop
 from shared.runtime.progress import Remaining
 from shared.runtime.settings import Settings
@@ -132,9 +132,9 @@ class ClipsUnderTest:
             while not await self._masked(entries):  # noqa: ASYNC110  # the catalog offers no event to wait for
                 await asyncio.sleep(0.2)
         found: dict[str, Any] = {"noise": await self._timed("off")}
-        while (start := await self._start()) is not None:
-            found[str(start)] = await self._timed("read")
-            await self._lose(entries, start)
+        while (plan := await self._plan()) is not None:
+            found[str(plan.start_step)] = await self._timed("read")
+            await self._lose(plan.start_step)
         return found
 
     async def _masked(self, entries: Sequence[str]) -> bool:
@@ -155,22 +155,19 @@ class ClipsUnderTest:
             "plan_ms": 1000 * fmean(one.extract_s + one.embed_s + one.predict_s + one.plan_s for one in timings),
         }
 
-    async def _start(self) -> int | None:
-        """Return the step at which the pair would start a clip now; None when it would not."""
+    async def _plan(self) -> Plan | None:
+        """Return the plan by which a pair would start a clip now; None when none would."""
         asked: dict[str, Any] = {"steps": self.given.steps, "frames": self.given.frames, "variation": "same"}
         (view,) = await self.client.plan(BOTH, modality="video", user="asker", cache="read", **asked)
         plan = view.job.plan
-        return plan.start_step if plan.source is PlanSource.STITCHED else None
+        return plan if plan.source is PlanSource.STITCHED else None
 
-    async def _lose(self, entries: Sequence[str], start: int) -> None:
-        """Take the state at this step from both entries, and wait until no plan starts there."""
-        for id_ in entries:
-            entry = await self.backends.catalog.entries.get(id_)
-            for state in entry.latents:
-                if state.step == start:
-                    await self.backends.bus.publish(StateLost(id_, start, state.key))
+    async def _lose(self, start: int) -> None:
+        """Take the states at this step from every pair that would start there: the load left more than one."""
         async with asyncio.timeout(WITHIN_S):
-            while await self._start() == start:  # noqa: ASYNC110  # nor does the retriever
+            while (plan := await self._plan()) is not None and plan.start_step == start:
+                for source in plan.sources:
+                    await self.backends.bus.publish(StateLost(source.entry_id, start, source.key))
                 await asyncio.sleep(0.2)
 
 
