@@ -5,12 +5,12 @@
 
 Every service is a process of its own over real servers; each of two workers has one torch thread. Users request the
 prompts of a session trace, each the next one at once; the first `--warm` requests and the last 5 % do not count.
-Three systems, each with an empty cache:
+Three systems, each with an empty cache, by the papers' thresholds (NIRVANA Fig. 10, FlexCache §4.2), since the measured
+tables allow no start at the default α:
 
 - whole prompts alone, without text extractor and segmenter;
 - both at work, but no pair starts a clip: what they cost;
-- both at work, and pairs start clips by `--bound`: by the paper's thresholds, since the measured tables allow no start
-  at the default α.
+- both at work, and pairs start clips.
 
 Then one client alone measures how long clips take: from noise, and stitched at each K. The states of pairs leave the
 cache one K after the other, so that the next smaller K is used.
@@ -30,6 +30,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from bench.clip_systems import with_fig_10
 from bench.measuring.quiet import quiet
 from bench.measuring.recording import command_line, machine, quantile, record, settings_of, share, table
 from bench.serving.cluster_under_test import histogram_mean
@@ -38,6 +39,7 @@ from scripts.stack.stack import PORTS, Stack, missing, variable
 from shared.client import AsyncClient, Clip
 from shared.domain.messages import StateLost
 from shared.domain.types import Plan, PlanSource
+from shared.models import find_card
 from shared.runtime.loop import run as run_on_loop
 from shared.runtime.progress import Remaining
 from shared.runtime.settings import Settings
@@ -59,14 +61,13 @@ class Way:
     name: str
     title: str
     segmented: bool = True
-    bound: str = ""
-    """Value of `reuse_bound`; empty: that of the command line."""
+    pairs: bool = False
 
 
 WAYS = (
-    Way("whole", "whole prompts alone", segmented=False, bound="nirvana"),
-    Way("beside", "with text extractor and segmenter, no pairs", bound="nirvana"),
-    Way("pairs", "with text extractor, segmenter and pairs"),
+    Way("whole", "whole prompts alone", segmented=False),
+    Way("beside", "with text extractor and segmenter, no pairs"),
+    Way("pairs", "with text extractor, segmenter and pairs", pairs=True),
 )
 
 
@@ -178,25 +179,27 @@ async def drive(stack: Stack, way: Way, given: argparse.Namespace, rows: Sequenc
         async with AsyncClient(stack.gateways[0], retry_s=120.0) as client:
             clips = ClipsUnderTest(stack, client, backends, given)
             found = {"title": way.title, **await clips.load(rows, way.title)}
-            return found | ({"alone": await clips.alone()} if not way.bound else {})
+            return found | ({"alone": await clips.alone()} if way.pairs else {})
     finally:
         await backends.close()
 
 
 def settings_for(way: Way, given: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings of every service of this system."""
+    """Return the settings of every service of this system, but for its model."""
     return {
-        "video": given.video, "torch_threads": 1, "log_level": "error", "max_queued": 4 * given.users,
+        "torch_threads": 1, "log_level": "error", "max_queued": 4 * given.users,
         "decouple": "video" if way.segmented else "off", "segmenter": given.segmenter if way.segmented else "",
-        "reuse_bound": way.bound or given.bound,
+        "reuse_bound": "flexcache" if way.pairs else "nirvana",
     }  # fmt: skip
 
 
 def measured(way: Way, given: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     settings = settings_for(way, given)
     load = round(os.getloadavg()[0], 2)
-    with scratch() as folder, Stack(folder, replicas={"gpu_worker": WORKERS}, settings=settings) as stack:
-        return {**run_on_loop(drive(stack, way, given, rows)), "load_1min_before": load}
+    with scratch() as folder, scratch() as model:
+        settings["video"] = with_fig_10(find_card(given.video), model)
+        with Stack(folder, replicas={"gpu_worker": WORKERS}, settings=settings) as stack:
+            return {**run_on_loop(drive(stack, way, given, rows)), "load_1min_before": load}
 
 
 def report(found: Mapping[str, Mapping[str, Any]]) -> str:
@@ -222,7 +225,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__)
     parser.add_argument("--segmenter", default="bundled:segmenter", help="value of the setting `segmenter`")
     parser.add_argument("--video", default="bundled:motion", help="value of the setting `video`")
-    parser.add_argument("--bound", default="flexcache", choices=("auto", "flexcache"), help="`reuse_bound` of pairs")
     parser.add_argument("--trace", type=Path, default=TRACE, help="session trace of clips, one JSON object a line")
     parser.add_argument("--ways", nargs="+", choices=[way.name for way in WAYS], default=[way.name for way in WAYS])
     parser.add_argument("--steps", type=int, default=50, help="T")
@@ -234,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tiny", action="store_true", help="10 steps, six requests, one repeat; only pairs")
     given = parser.parse_args(arguments)
     if given.tiny:
-        tiny = {"steps": 10, "warm": 2, "count": 4, "users": 2, "repeats": 1, "ways": ["pairs"], "bound": "flexcache"}
+        tiny = {"steps": 10, "warm": 2, "count": 4, "users": 2, "repeats": 1, "ways": ["pairs"]}
         vars(given).update(tiny)
     servers_on_path()
     if said := missing(os.environ):
