@@ -53,8 +53,9 @@ class Loop:
     def resume(self) -> None:
         """Go on from the newest whole checkpoint; broken ones are named."""
         progress, broken = self.checkpoints.load(self.updates.tensors())
+        before = "the run begins again" if progress is None else "the one before is taken"
         for line in broken:
-            self.say(line)
+            self.say(f"{line}; {before}")
         if progress is not None:
             self.done = int(progress["iterations"])
             self.updates.restore(progress["updates"])
@@ -68,7 +69,7 @@ class Loop:
         Raises DivergedError if gradients stay without a finite norm.
         """
         stop = StopRequest(self.place)
-        with stop.heard():
+        with stop.listening():
             self._run(stop)
 
     def _run(self, stop: StopRequest) -> None:

@@ -49,10 +49,11 @@ class LossScale:
         return finite
 
     def state(self) -> dict[str, float]:
-        return {"scale": self.scale, "good": self._good}
+        return {"scale": self.scale, "good": self._good, "used": self._used}
 
     def load(self, state: Mapping[str, float]) -> None:
-        if self._used:
+        """Take over the scale of a run in fp16; that of another precision is no scale to begin with."""
+        if self._used and state.get("used", True):
             self.scale, self._good = float(state["scale"]), int(state["good"])
 
 

@@ -36,6 +36,13 @@ class DeviceMemoryError(ModelError):
     """
 
 
+class RunFileError(ModelError):
+    """A file of a training run cannot be read or written.
+
+    Free disk space or mend the permissions, and give the same command again.
+    """
+
+
 def train(settings: RunSettings, say: Callable[[str], None], *, estimate_only: bool = False) -> Loop:
     """Train, sample and export on this rank of a run; torchrun's variables name the others.
 
@@ -44,6 +51,9 @@ def train(settings: RunSettings, say: Callable[[str], None], *, estimate_only: b
     """
     try:
         return _train(settings, say, estimate_only)
+    except OSError as error:
+        said = f"{error.filename or settings.out}: {error.strerror or error}"
+        raise RunFileError(f"{said}; the run goes on from its last checkpoint") from error
     except torch.OutOfMemoryError as error:
         raise DeviceMemoryError(
             f"ranks.micro_batch: {settings.ranks.micro_batch or settings.batch} images need more memory than the GPU "
@@ -103,7 +113,9 @@ def _prepare(settings: RunSettings, folder: RunFolder, place: Place, say: Callab
     wrong: AfterimageError | None = None
     if place.leads:
         try:
-            find_base(settings.model)
+            _, base = find_base(settings.model)
+            if base.resolve() == settings.out.resolve():
+                raise ConfigurationError(f"out: {settings.out} is the folder of the model; name another one")
             folder.begin(settings)
             make_index(source, folder.folder, say)
         except AfterimageError as error:

@@ -39,7 +39,7 @@ class Comparison:
     """The fastest pipeline; None if none is feasible."""
     rows: tuple[Row, ...]
     data_parallel: DataParallel
-    """The faster of DDP and FSDP that fits in memory; if none fits, FSDP."""
+    """The faster of DDP and FSDP that fits in memory; if none fits, FSDP. DDP where FSDP does not compete."""
 
     @property
     def worth_it(self) -> bool:
@@ -66,8 +66,11 @@ class Comparison:
         return f"A pipeline is not worth it: {times} with {other.name}. Plan {other.name}."
 
 
-def compare(profile: Profile, settings: PlanSettings) -> Comparison:
-    """Plan a job, and predict its baselines: the same search without filling (as SPP), GPipe, DDP and FSDP."""
+def compare(profile: Profile, settings: PlanSettings, *, with_fsdp: bool = True) -> Comparison:
+    """Plan a job, and predict its baselines: the same search without filling (as SPP), GPipe, DDP and FSDP.
+
+    with_fsdp: the pipeline competes with FSDP too; else with DDP alone.
+    """
     plan = best_plan(profile, settings)
     rows = []
     if plan is not None:
@@ -83,8 +86,9 @@ def compare(profile: Profile, settings: PlanSettings) -> Comparison:
     rows += [
         Row(one.name, f"local batch {one.local_batch}", one.seconds, None, None, one.memory_bytes) for one in parallel
     ]
-    fitting = [one for one in parallel if _fits(one, settings)]
-    return Comparison(settings, plan, tuple(rows), min(fitting or parallel[1:], key=lambda one: one.seconds))
+    rivals = parallel if with_fsdp else parallel[:1]
+    fitting = [one for one in rivals if _fits(one, settings)]
+    return Comparison(settings, plan, tuple(rows), min(fitting or rivals[-1:], key=lambda one: one.seconds))
 
 
 def as_json(comparison: Comparison, profile: Profile) -> dict[str, Any]:

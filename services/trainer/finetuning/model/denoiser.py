@@ -38,6 +38,8 @@ class CheckpointDenoiser(nn.Module):
         super().__init__()
         self.model = model
         self._lora = lora
+        self.rounded = lora is not None and dtype != torch.float32
+        """The frozen weights are not those of the checkpoint, but rounded ones."""
         self._is_unet = hasattr(model, "conv_in")
         self._narrow: nn.Conv2d | None = None
         if self_conditioned:
@@ -98,16 +100,32 @@ class CheckpointDenoiser(nn.Module):
             self._set_input(wide)
             self.model.train()
 
-    def merge(self) -> Any:
-        """Return diffusers' model with its adapters merged and its input as in the checkpoint. Training has ended."""
+    def merge(self, original: nn.Module | None = None) -> Any:
+        """Return diffusers' model with its adapters merged and its input as in the checkpoint. Training has ended.
+
+        original: the checkpoint's model in float32, into whose weights the adapters are merged if those here are
+        `rounded`.
+        """
         if self._narrow is not None:
             self._set_input(_narrowed(self._input, self._narrow))
             self._narrow = None
         if self._lora is not None:
             self.model.float()
+            if original is not None:
+                self._take_frozen(original)
             self.model.fuse_lora()
             self.model.unload_lora()
         return self.model.eval()
+
+    def _take_frozen(self, original: nn.Module) -> None:
+        """Copy the weights of the original into the frozen ones; peft calls those of an adapted layer base_layer."""
+        own = dict(self.model.named_parameters())
+        with torch.no_grad():
+            for name, value in original.named_parameters():
+                layer, _, kind = name.rpartition(".")
+                frozen = own[name] if name in own else own[f"{layer}.base_layer.{kind}"]
+                if not frozen.requires_grad:
+                    frozen.copy_(value)
 
     @property
     def _input(self) -> nn.Conv2d:

@@ -29,7 +29,8 @@ def export_model(base: Base, denoiser: CheckpointDenoiser, out: Path, about: str
     fresh = out / "export.partial"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    model = denoiser.merge().to("cpu", _format(base.folder / base.denoiser_name))
+    index = json.loads((base.folder / INDEX).read_bytes()) | {"_name_or_path": base.card.name}
+    model = denoiser.merge(_original(base, denoiser)).to("cpu", _format(base.folder / base.denoiser_name))
     model.save_pretrained(fresh / base.denoiser_name, safe_serialization=True)
     for part in components(base.folder):
         if part != base.denoiser_name:
@@ -43,11 +44,21 @@ def export_model(base: Base, denoiser: CheckpointDenoiser, out: Path, about: str
         weights.chmod(0o644)  # safetensors writes files that only their owner can read
     card = _card(base.card, out, about)
     write_card(card, out)
-    index = json.loads((base.folder / INDEX).read_bytes()) | {"_name_or_path": base.card.name}
     partial = out / "model_index.partial"
     partial.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     os.replace(partial, out / INDEX)
     return card
+
+
+def _original(base: Base, denoiser: CheckpointDenoiser) -> torch.nn.Module | None:
+    """Return the checkpoint's denoiser in float32 where training holds rounded weights of it; else None."""
+    if not denoiser.rounded:
+        return None
+    folder = base.folder / base.denoiser_name
+    found: torch.nn.Module = type(denoiser.model).from_pretrained(
+        folder, torch_dtype=torch.float32, use_safetensors=True, local_files_only=True
+    )
+    return found
 
 
 def write_adapter(base: Base, denoiser: CheckpointDenoiser, folder: Path) -> None:

@@ -24,9 +24,10 @@ class Choice:
     """The planner's predictions, as `train plan --json` prints them; None without the planner."""
 
 
-def chosen(settings: RunSettings, world: int, profile: Profile | None) -> Choice:
+def chosen(settings: RunSettings, world: int, profile: Profile | None, memory_bytes: float | None = None) -> Choice:
     """Return the choice for a number of ranks; `auto` asks the planner if there is a profile.
 
+    memory_bytes: of one device; None: no limit. A run has no FSDP, so a pipeline must only be faster than DDP.
     Raises ConfigurationError where no pipeline is feasible and one is asked for.
     """
     parallel = settings.ranks.parallel
@@ -34,8 +35,13 @@ def chosen(settings: RunSettings, world: int, profile: Profile | None) -> Choice
         return Choice("data parallel")
     if profile is None:
         return Choice("data parallel, since no profile is given")
-    job = PlanSettings(batch=settings.batch, devices=world, self_conditioning=settings.self_conditioning)
-    found = compare(profile, job)
+    job = PlanSettings(
+        batch=settings.batch,
+        devices=world,
+        self_conditioning=settings.self_conditioning,
+        device_memory_bytes=memory_bytes,
+    )
+    found = compare(profile, job, with_fsdp=False)
     report = as_json(found, profile)
     if parallel == "pipeline":
         if found.plan is None:

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+import torch
+
 from services.trainer.finetuning.batches import Batch
 from services.trainer.finetuning.model.loaded import Loaded
 from services.trainer.finetuning.ranks.choice import Choice, chosen
 from services.trainer.finetuning.ranks.data_parallel import DataParallel
-from services.trainer.finetuning.ranks.group import Place, from_first
+from services.trainer.finetuning.ranks.group import Place, from_first, gathered
 from services.trainer.finetuning.saving.run_folder import RunFolder
 from services.trainer.finetuning.settings import RunSettings
 from services.trainer.finetuning.stepper import SingleProcess, Stepper
@@ -36,7 +38,7 @@ def new_stepper(
             say("one rank: a pipeline needs several, and ranks.parallel has no effect")
         return SingleProcess(*parts, micro_batch=micro_batch, autocast=model.autocast)
     profile = _profile(settings, model, batch, folder, place, say)
-    choice = chosen(settings, place.world, profile)
+    choice = chosen(settings, place.world, profile, _memory(model, place))
     say(f"{place.world} ranks: {choice.why}")
     if choice.report is not None and place.leads:
         folder.write(PLAN, choice.report)
@@ -45,6 +47,13 @@ def new_stepper(
     if place.leads:
         (folder.folder / SCHEDULE).write_text(draw(choice.plan, profile.frozen), encoding="utf-8")
     return _pipeline(settings, model, choice, profile, place)
+
+
+def _memory(model: Loaded, place: Place) -> float | None:
+    """Return the bytes of the smallest of the ranks' GPUs; None on CPUs, whose memory the ranks share."""
+    if model.device.type != "cuda":
+        return None
+    return float(min(gathered(place, torch.cuda.get_device_properties(model.device).total_memory)))
 
 
 def _profile(
@@ -68,12 +77,13 @@ def _profile(
 
 
 def profile_source(settings: RunSettings, model: Loaded, world: int) -> str:
-    """Return all that a measured profile depends on, as one line."""
+    """Return all that a measured profile depends on, but for the images, as one line."""
     frozen = "kept outputs" if settings.data.keep_encoded else "encoders"
     adapters = "all weights" if settings.lora is None else f"LoRA of rank {settings.lora.rank}"
     dtype = str(model.dtype).removeprefix("torch.")
     return (
-        f"measured for {settings.out.name}: {world} ranks on {model.device.type}, {dtype}, batch {settings.batch}, "
+        f"measured for {settings.out.name}: {settings.model}, {settings.data.resolution} pixels, {world} ranks on "
+        f"{model.device.type}, {dtype}, batch {settings.batch}, self-conditioning {settings.self_conditioning:g}, "
         f"{adapters}, {frozen}"
     )
 

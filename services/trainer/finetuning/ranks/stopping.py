@@ -16,15 +16,16 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """What SIGINT and SIGTERM ask for while `heard` is entered."""
+    """A request by SIGINT or SIGTERM to stop, noted inside of `listening`."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
         self._number = 0
 
     @contextmanager
-    def heard(self) -> Iterator[None]:
-        """Note a first signal while the block runs; a second one ends the process as usual."""
+    def listening(self) -> Iterator[None]:
+        """Note a first signal while the block runs; a second one ends the process at once, inside of a collective
+        too."""
         before = {number: signal.signal(number, self._note) for number in SIGNALS}
         try:
             yield
@@ -42,4 +43,5 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._number = number
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_DFL)

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from services.trainer.finetuning.ranks.group import Place, from_first, gathered
-from shared.domain.errors import StorageFullError
+from shared.domain.errors import ModelError, StorageFullError
 
 MANIFEST = "manifest.json"
 DIGITS = 8
@@ -69,7 +69,8 @@ class Checkpoints:
         """Read the newest whole checkpoint into `tensors`; return its progress, and a line for each that is broken.
 
         Any number of ranks may have written it. None without a whole checkpoint; `tensors` are then as before. All
-        ranks call it.
+        ranks call it. Raises ModelError where none of several is whole: it may be this installation that cannot read
+        them, and to begin again would remove them.
         """
         broken = []
         for path in from_first(self.place, self._found()):
@@ -77,10 +78,13 @@ class Checkpoints:
             if not wrong:
                 wrong = self._read(path, tensors)
             if wrong:
-                broken.append(f"checkpoint {path} is broken: {wrong}; the one before is taken")
+                broken.append(f"checkpoint {path} is broken: {wrong}")
                 continue
             progress: dict[str, Any] = json.loads((path / MANIFEST).read_text())["progress"]
             return progress, broken
+        if len(broken) > 1:
+            begin = f"remove {self.folder} to begin the run again"
+            raise ModelError(f"none of {len(broken)} checkpoints can be read; {begin} ({broken[0]})")
         return None, broken
 
     def _found(self) -> list[Path]:
@@ -92,7 +96,12 @@ class Checkpoints:
         files, wrong = from_first(self.place, _listed(path) if self.place.leads else ({}, ""))
         if wrong:
             return wrong
-        here = self._digests(path)
+        try:
+            here, unread = self._digests(path), ""
+        except OSError as error:
+            here, unread = {}, str(error)
+        if found := next(filter(None, gathered(self.place, unread)), ""):
+            return found
         return "; ".join(
             f"{name} is {'not what was written' if name in here else 'missing'}"
             for name, digest in files.items()
@@ -102,9 +111,9 @@ class Checkpoints:
     def _read(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
         """Read a checkpoint into tensors; return why that failed on some rank, else an empty text.
 
-        It is read into copies first: a failure changes nothing.
+        It is read into copies first, on the CPU: a failure changes nothing, and a full GPU can go on.
         """
-        held = {name: torch.empty_like(value) for name, value in tensors.items()}
+        held = {name: torch.empty_like(value, device="cpu") for name, value in tensors.items()}
         try:
             with _quiet():
                 load(held, checkpoint_id=path)
@@ -123,12 +132,18 @@ class Checkpoints:
         names = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != MANIFEST)
         names = from_first(self.place, names)
         own: dict[str, str] = {}
-        for name in names[self.place.rank :: self.place.world]:
-            with (folder / name).open("rb") as file:
-                own[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        failed: OSError | None = None
+        try:
+            for name in names[self.place.rank :: self.place.world]:
+                with (folder / name).open("rb") as file:
+                    own[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:  # the other ranks wait for this one's digests
+            failed = error
         merged: dict[str, str] = {}
         for one in gathered(self.place, own):
             merged |= one
+        if failed is not None:
+            raise failed
         return dict(sorted(merged.items()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -40,7 +41,10 @@ class RunFolder:
         """
         path = self.folder / "settings.json"
         found = settings.model_dump(mode="json")
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else found
+        try:
+            before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else found
+        except ValueError as error:
+            raise ConfigurationError(f"out: {path} is broken ({error}); name another folder, or remove it") from error
         changed = _changed(before, found)
         if changed and any(one.name.isdigit() for one in self.checkpoints.glob("*")):
             raise ConfigurationError(
@@ -133,6 +137,8 @@ def _smoothed(losses: list[tuple[int, float]], span: float = 50.0) -> list[tuple
     decay, mean, weight = 1 - 1 / span, 0.0, 0.0
     found = []
     for iteration, loss in losses:
+        if not math.isfinite(loss):
+            continue
         mean, weight = decay * mean + (1 - decay) * loss, decay * weight + (1 - decay)
         found.append((iteration, mean / weight))
     return found

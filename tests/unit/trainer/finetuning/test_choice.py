@@ -45,6 +45,25 @@ def test_a_pipeline_is_run_where_it_is_asked_for_and_fits(profile: Profile, tmp_
         chosen(asked, 31, profile)
 
 
+def test_a_run_without_fsdp_takes_the_pipeline_that_beats_ddp(profile: Profile, tmp_path: Path) -> None:
+    """FSDP, which a run has not, would be the fastest: its verdict must not lead to DDP, the slowest."""
+    slow = profile.model_copy(update={"all_reduce": (AllReduce(devices=4, bandwidth_bytes_per_s=1, latency_s=9),)})
+    found = chosen(job(tmp_path), 4, slow)
+    assert found.plan is not None
+    assert "FSDP" not in found.why
+
+
+def test_no_plan_is_run_that_needs_more_memory_than_a_gpu_has(profile: Profile, tmp_path: Path) -> None:
+    dumped = profile.model_dump()
+    for backbone in dumped["backbones"]:
+        for layer in backbone["layers"]:
+            layer["activation_bytes_per_sample"] = 1e6
+    heavy, asked = Profile.model_validate(dumped), job(tmp_path, parallel="pipeline")
+    assert chosen(asked, 4, heavy, memory_bytes=1e12).plan is not None
+    with pytest.raises(ConfigurationError, match=r"ranks\.parallel: no pipeline fits 4 ranks"):
+        chosen(asked, 4, heavy, memory_bytes=1e6)
+
+
 def test_without_a_profile_ranks_are_data_parallel(profile: Profile, tmp_path: Path) -> None:
     assert chosen(job(tmp_path), 4, None).why == "data parallel, since no profile is given"
     assert chosen(job(tmp_path, parallel="data"), 4, profile).plan is None

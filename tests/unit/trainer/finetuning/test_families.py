@@ -184,6 +184,19 @@ def test_adapters_are_merged_into_a_folder_that_loads(folders: dict[str, Path], 
     assert alone == pytest.approx(expected, rel=1e-4)
 
 
+def test_adapters_are_merged_into_the_weights_of_the_checkpoint_not_into_rounded_ones(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """On a GPU the frozen weights are bfloat16 by default; every exported weight was."""
+    pytest.importorskip("peft")
+    base = load_base(str(folders["sd"]))
+    before = {name: value.clone() for name, value in base.denoiser.state_dict().items()}
+    export_model(base, CheckpointDenoiser(base.denoiser, lora=LoraSettings(rank=2), dtype=torch.bfloat16), tmp_path, "")
+    after = load_base(str(tmp_path)).denoiser.state_dict()
+    assert before.keys() == after.keys()  # adapters start as no change
+    assert all(torch.allclose(after[name], value, rtol=1e-6, atol=1e-8) for name, value in before.items())
+
+
 def test_an_export_has_the_number_format_of_its_base(folders: dict[str, Path], tmp_path: Path) -> None:
     base = load_base(str(folders["sd"]))
     base.pipeline.to(torch.float16).save_pretrained(tmp_path / "half")

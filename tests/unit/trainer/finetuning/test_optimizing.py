@@ -14,7 +14,7 @@ from services.trainer.finetuning.ranks.group import Place
 from services.trainer.finetuning.saving.checkpoints import MANIFEST, Checkpoints
 from services.trainer.finetuning.settings import RunSettings
 from services.trainer.finetuning.stepper import norm_of
-from shared.domain.errors import StorageFullError
+from shared.domain.errors import ModelError, StorageFullError
 from tests.unit.trainer.finetuning.conftest import settings_of
 
 
@@ -136,6 +136,26 @@ def test_a_broken_checkpoint_is_named_and_the_one_before_is_taken(tmp_path: Path
     assert progress == {"iterations": 3}  # the broken one is not counted among those that are kept
     store.save(4, trained(tmp_path, 4).tensors(), {"iterations": 4})  # written again in its place
     assert store.load(fresh.tensors()) == ({"iterations": 4}, [])
+
+
+def test_where_no_checkpoint_can_be_read_none_is_lost(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path / "checkpoints", Place(), keep=3)
+    for iterations in (2, 4):
+        store.save(iterations, trained(tmp_path, iterations).tensors(), {"iterations": iterations})
+        next((store.folder / f"0000000{iterations}").glob("*.distcp")).write_bytes(b"of another version")
+    with pytest.raises(ModelError, match=r"none of 2 checkpoints can be read; remove .* to begin the run again"):
+        store.load(updates(tmp_path).tensors())
+    assert sorted(path.name for path in store.folder.iterdir()) == ["00000002", "00000004"]
+
+
+def test_another_precisions_loss_scale_is_not_taken_over() -> None:
+    half = LossScale(used=True)
+    half.load(LossScale(used=False).state())
+    assert half.scale == 65_536
+    half.accept(float("inf"))
+    again = LossScale(used=True)
+    again.load(half.state())
+    assert again.scale == half.scale == 32_768
 
 
 def test_a_write_that_was_killed_leaves_no_checkpoint(tmp_path: Path) -> None:

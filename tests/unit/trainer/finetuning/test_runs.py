@@ -258,6 +258,14 @@ def test_another_run_in_the_same_folder_is_refused(whole: Run, old: str, new: st
         CliRunner().invoke(cli.app, ["train", "run", str(whole.folder / "other.toml")], catch_exceptions=False)
 
 
+def test_the_folder_of_the_model_is_no_place_for_the_run(whole: Run, tmp_path: Path) -> None:
+    """The export replaced the model's files, and then read the index that it had removed."""
+    settings = read_run_settings(whole.job, {})
+    with pytest.raises(AfterimageError, match=r"out: \S+ is the folder of the model; name another one"):
+        train(settings.model_copy(update={"out": Path(settings.model)}), print)
+    assert (Path(settings.model) / "model_index.json").exists()
+
+
 def test_an_estimate_does_not_train(whole: Run, tmp_path: Path) -> None:
     arguments = ["train", "run", str(whole.job), "--out", str(tmp_path / "new"), "--iterations", "1000", "--estimate"]
     said = CliRunner().invoke(cli.app, arguments, catch_exceptions=False).output
