@@ -38,7 +38,7 @@ def create(
     subject: Annotated[str, typer.Argument(help="Whose key it is: a person or a program.")],
     tenant: Annotated[str, typer.Option(help="Tenant whose cache and jobs the key uses.")] = "default",
     role: Annotated[
-        list[str] | None, typer.Option(help="user, tenant-admin or operator; give it again for several.")
+        list[str] | None, typer.Option(help="user, publisher, tenant-admin or operator; give it again for several.")
     ] = None,
     days: Annotated[float | None, typer.Option(min=0.0, help="Days until the key expires; without: never.")] = None,
 ) -> None:

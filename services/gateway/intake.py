@@ -133,6 +133,7 @@ class Intake:
         now = self._clock.monotonic()
         fitting = partial(self._roster.pixel_limit, now=now)
         request, card = validate(message, self._models, self._settings, caller.tenant, fitting, caller.subject)
+        caller.check_scope(request, self._settings)
         if request.slo:
             multiple = self._settings.slo_classes[request.slo]
             seconds = self.standalones.slo_s(request, card.name, multiple, self._fleet(card.name))

@@ -19,6 +19,7 @@ from shared.blobs.ahead import ReadAhead
 from shared.domain.errors import AfterimageError, BlobMissingError, NotFoundError
 from shared.domain.identity import label_of
 from shared.domain.messages import JobSucceeded, Progress
+from shared.domain.plan_rules import shown_plan
 from shared.domain.types import Job, Modality, Result, Timings
 from shared.runtime.rpc_types import job_to_proto, plan_to_proto
 from shared.runtime.telemetry import METRICS, log
@@ -44,7 +45,7 @@ class Answers:
             self._timings[job_id] = replace(self._timings[job_id], total_s=total_s)
 
     def job(self, job: Job) -> pb.Job:
-        message, known = job_to_proto(job), self._timings.get(job.id)
+        message, known = job_to_proto(replace(job, plan=shown_plan(job.plan))), self._timings.get(job.id)
         message.request.user = label_of(job.request.user)
         message.error = job.error or dropped_because(job)
         if job.request.modality is Modality.VIDEO:
@@ -146,7 +147,7 @@ def _add(gateway: Timings, run: pb.Timings) -> None:
 def accepted_event(job: Job, position: int) -> gateway_pb2.GenerateStreamResponse:
     return gateway_pb2.GenerateStreamResponse(
         accepted=gateway_pb2.Accepted(
-            job_id=job.id, queue_position=position, plan=plan_to_proto(job.plan), predicted_s=job.predicted_s
+            job_id=job.id, queue_position=position, plan=plan_to_proto(shown_plan(job.plan)), predicted_s=job.predicted_s
         )
     )
 

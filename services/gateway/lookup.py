@@ -193,7 +193,7 @@ class Lookup:
 
     async def _predict_hit(self, planned: Planned) -> bool:
         request = planned.request
-        owners = visible_owners(request.tenant, request.user)
+        owners = visible_owners(request.tenant, request.user, public=self._settings.shares(request.tenant))
         compat = planned.card.compat(request.size, request.steps, request.frames)
         message = match_predictor_pb2.PredictRequest(
             vector=planned.vector,

@@ -16,7 +16,7 @@ from shared.domain.errors import InvalidRequestError, PermissionDeniedError
 from shared.domain.identity import NAME, Role, subject_of, under
 from shared.domain.ids import is_id
 from shared.domain.plan_rules import steps_at
-from shared.domain.types import Modality, Request, Size
+from shared.domain.types import Modality, Request, Scope, Size
 from shared.models import ModelCard, of_images
 from shared.models.memory import MOST_PIXELS
 from shared.runtime.rpc_types import cache_from_proto, scope_from_proto, variation_from_proto
@@ -55,11 +55,24 @@ class Caller:
     subject: str = ""
     admin: bool = False
     """Sees the jobs of all subjects of the tenant."""
+    publishes: bool = True
+    """May write public entries."""
 
     @property
     def owner(self) -> str:
         """Owner of the idempotency key."""
         return f"{self.tenant}/{self.subject}" if self.subject else self.tenant
+
+    def check_scope(self, request: Request, settings: Settings) -> None:
+        """Raise InvalidRequestError for a public request of a tenant that shares nothing, and PermissionDeniedError
+        for one of a key that may not publish."""
+        if request.scope is not Scope.PUBLIC:
+            return
+        if not settings.shares(self.tenant):
+            rule = "public is for the tenants in the setting public_tenants alone"
+            raise InvalidRequestError("scope", rule, f"tenant {self.tenant}")
+        if not self.publishes:
+            raise PermissionDeniedError(f"scope: public needs a key with the role {Role.PUBLISHER}")
 
     def may_see(self, tenant: str, user: str) -> bool:
         """Return whether a job of this tenant and stored user is the caller's, or of an admin's tenant."""
@@ -194,6 +207,7 @@ def caller_of(context: Any) -> Caller:
         idempotency_key=check_key(_once(metadata, KEY_METADATA)),
         subject=who.subject,
         admin=Role.TENANT_ADMIN in who.roles,
+        publishes=Role.PUBLISHER in who.roles,
     )
 
 

@@ -45,7 +45,8 @@ class Lookup:
         key = exact_key(request, asked.question.compat, asked.known.card.sampler_id)
         served = (one.card.weights_hash for one in self._tables.served)
         weights = repeat_weights(request, asked.question.compat.weights_hash, served)
-        exact = self._backends.catalog.entries.exact(key, visible_owners(request.tenant, request.user), weights)
+        owners = visible_owners(request.tenant, request.user)
+        exact = self._backends.catalog.entries.exact(key, request.tenant, owners, weights)
         entry = await self._within(asked, "catalog", exact)
         variety = None if request.named_job else asked.rules.variety
         if entry is None or (variety is not None and variety.clash(entry)):
@@ -154,7 +155,8 @@ class Lookup:
         """Return the nearest entries by this named vector among those visible to the caller; None when the index is
         away, late or wrong."""
         request = asked.question.request
-        where = IndexFilter(compat, visible_owners(request.tenant, request.user), asked.question.encoder_hash)
+        owners = visible_owners(request.tenant, request.user, public=self._settings.shares(request.tenant))
+        where = IndexFilter(compat, owners, asked.question.encoder_hash)
         search = self._backends.index.search(name, vector, where, limit or self._settings.candidates)
         return await self._within(asked, "index", search)
 

@@ -10,6 +10,7 @@ from services.retriever.question import Question, Rules
 from services.retriever.relation import relation
 from shared.catalog.jobs.jobs import Jobs
 from shared.domain.errors import InvalidRequestError, NotFoundError, UnreadableRowError
+from shared.domain.identity import same_caller
 from shared.domain.plan_rules import steps_at
 from shared.domain.types import (
     PICTURE_CODEC,
@@ -31,14 +32,15 @@ from shared.models.card import FrameRule
 
 async def source_of(request: Request, jobs: Jobs) -> Job:
     """Return the job whose image or clip the request starts from. Raises NotFoundError for a job without one, and for
-    jobs of other tenants and private jobs of other users, as if these did not exist; InvalidRequestError for a result
+    jobs of other callers and private jobs of other users, as if these did not exist; InvalidRequestError for a result
     that does not fit."""
     try:
         job = await jobs.get(request.named_job)
     except (NotFoundError, UnreadableRowError):
         raise _unknown(request) from None
     made = job.request
-    if made.tenant != request.tenant or (made.scope is Scope.PRIVATE and made.user != request.user):
+    own = same_caller(request.tenant, request.user, made.tenant, made.user)
+    if not own or (made.scope is Scope.PRIVATE and made.user != request.user):
         raise _unknown(request)
     if request.continue_job and made.modality is not Modality.VIDEO:
         raise InvalidRequestError("continue_job", "must be the job of a clip; from_job begins with an image", job.id)

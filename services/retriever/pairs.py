@@ -52,7 +52,7 @@ class _Pair(NamedTuple):
         return replace(
             one,
             similarity=self.similarity,
-            relation=self.near.relation if one.prompt and other.prompt else "",
+            relation=self.near.relation if one.model and other.model else "",
             background_id=other.entry_id,
             background_prompt=other.prompt,
             object_similarity=self.object.hit.similarity,

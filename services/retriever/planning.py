@@ -15,6 +15,7 @@ from services.retriever.question import Question, Rules
 from services.retriever.selection import Weighed
 from services.retriever.starts import Found, Option, Start, starts_images, starts_latents, starts_noise
 from services.retriever.variety import REFUSED
+from shared.domain.identity import same_caller
 from shared.domain.plan_rules import capture_steps, noise_plan
 from shared.domain.types import Candidate, Entry, ModelPlan, Plan, PlanSource, Request, Source
 
@@ -65,14 +66,15 @@ def from_repeat(question: Question, entry: Entry, degraded: Sequence[str] = ()) 
     """Return the stored image of the same request (see shared.domain.exact_repeats). The plan names the model that
     generated the image. Where the request names no model, that may be another model than the one chosen for it."""
     steps = entry.compat.steps if question.request.steps_auto else question.request.steps
-    noun = question.request.modality.noun
+    request, noun = question.request, question.request.modality.noun
+    own = same_caller(request.tenant, request.user, entry.tenant, entry.user)
     chosen = Candidate(
         entry_id=entry.id,
         kind="exact",
         similarity=1.0,
         allowed_step=steps,
         start_step=steps,
-        prompt=entry.prompt,
+        prompt=entry.prompt if own else "",
         chosen=True,
         reason="the same request was generated before",
         model=entry.model,

@@ -15,6 +15,7 @@ from services.retriever.bounds import IMAGE, LATENT, PAIR, Near
 from services.retriever.cost import cost_of
 from services.retriever.question import Question, Refiner, Rules, StepIn
 from services.retriever.selection import largest_present
+from shared.domain.identity import same_caller
 from shared.domain.types import Candidate, Entry, Hit, ModelPlan, State, owner_key, visible_owners
 
 
@@ -132,14 +133,17 @@ class NearEntry(NamedTuple):
     refused: str
     """Why the entry's states of this kind may not be used at all; empty when they may."""
     hidden: bool
-    """The plan must show nothing of the entry."""
+    """The caller may not start from the entry: the plan shows neither its model nor its relation."""
+    own: bool
+    """The caller's own entry: the plan shows its prompt."""
 
     def candidate(self, reason: str, allowed: int = 0, start: int = 0, steps: int = 0) -> Candidate:
         hit, near = self.hit, self.near
         one = Candidate(hit.entry_id, near.kind, hit.similarity, allowed, start, reason=reason, steps=steps)
         if self.hidden or self.entry is None:
             return one
-        return replace(one, prompt=self.entry.prompt, model=self.entry.model, relation=near.relation)
+        prompt = self.entry.prompt if self.own else ""
+        return replace(one, prompt=prompt, model=self.entry.model, relation=near.relation)
 
 
 def nearest_entries(
@@ -153,8 +157,9 @@ def nearest_entries(
     for hit in hits:
         entry = entries.get(hit.entry_id)
         near = Near(kind, hit.similarity, prompt_after=request.prompt, run_by=question.model)
-        hidden, refused = True, "no longer in the cache"
+        hidden, own, refused = True, False, "no longer in the cache"
         if entry is not None:
+            own = same_caller(request.tenant, request.user, entry.tenant, entry.user)
             hidden = owner_key(entry.scope, entry.tenant, entry.user) not in owners
             refused = "not visible to this caller" if hidden else _unfit(question, compat, entry, kind)
             similarity = -1.0 if kind == IMAGE else whole.get(entry.id, -1.0)
@@ -165,7 +170,7 @@ def nearest_entries(
                 prompt_before=entry.prompt,
                 made_by=(entry.model, entry.compat.weights_hash),
             )
-        found.append(NearEntry(hit, entry, near, refused, hidden))
+        found.append(NearEntry(hit, entry, near, refused, hidden, own))
     return found
 
 

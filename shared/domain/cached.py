@@ -198,6 +198,7 @@ def owner_key(scope: Scope, tenant: str, user: str) -> str:
             return "public"
 
 
-def visible_owners(tenant: str, user: str) -> tuple[str, ...]:
-    """Return every scope key whose entries this caller may start from."""
-    return tuple(owner_key(scope, tenant, user) for scope in Scope)
+def visible_owners(tenant: str, user: str, *, public: bool = True) -> tuple[str, ...]:
+    """Return every scope key whose entries this caller may start from. public: the caller's tenant shares public
+    entries with others."""
+    return tuple(owner_key(scope, tenant, user) for scope in Scope if public or scope is not Scope.PUBLIC)

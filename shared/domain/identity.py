@@ -21,9 +21,11 @@ _SUBJECT = "key:"
 
 
 class Role(StrEnum):
-    """What a key may do: generate and read its own jobs, read its tenant's jobs, or operate the services."""
+    """What a key may do: generate and read its own jobs, let other tenants start from its images, read its tenant's
+    jobs, or operate the services."""
 
     USER = "user"
+    PUBLISHER = "publisher"
     TENANT_ADMIN = "tenant-admin"
     OPERATOR = "operator"
 
@@ -37,7 +39,7 @@ class Principal:
     roles: frozenset[Role]
 
 
-ANONYMOUS = Principal("", "", frozenset({Role.USER, Role.OPERATOR}))
+ANONYMOUS = Principal("", "", frozenset({Role.USER, Role.PUBLISHER, Role.OPERATOR}))
 """A caller without a key, where the settings allow that: it sees the jobs of anonymous callers alone."""
 
 
@@ -96,6 +98,11 @@ def under(subject: str, label: str) -> str:
 def subject_of(user: str) -> str:
     """Return the subject of a stored user; empty for an anonymous one."""
     return user.removeprefix(_SUBJECT).partition("/")[0] if user.startswith(_SUBJECT) else ""
+
+
+def same_caller(tenant: str, user: str, other_tenant: str, other_user: str) -> bool:
+    """Return whether two stored users are one caller: one subject, or the anonymous callers, of one tenant."""
+    return tenant == other_tenant and subject_of(user) == subject_of(other_user)
 
 
 def label_of(user: str) -> str:

@@ -14,6 +14,8 @@ from shared.models.card import ModelCard
 
 DRAWN = "; generated from noise"
 """End of a note in `Plan.degraded` that gives the reason why a plan lost its start."""
+ANOTHER = "of another caller"
+"""Stands for the id of another caller's entry in what a caller reads."""
 
 # ---- new plans ----
 
@@ -65,6 +67,46 @@ def capture_steps(ks: Iterable[int], steps: int, start: int = 0, *, insert_on_hi
 def steps_at(strength: float, steps: int) -> int:
     """Return how many of T = `steps` run from an image at this strength, as in diffusers' image-to-image pipelines."""
     return round(strength * steps)
+
+
+def shown_plan(plan: Plan) -> Plan:
+    """Return the plan as its caller may see it: without the ids and blobs of other callers' entries. Their candidates
+    are those without a prompt."""
+    own, others = set[str](), set[str]()
+    for one in plan.candidates:
+        for entry_id, prompt in ((one.entry_id, one.prompt), (one.background_id, one.background_prompt)):
+            (own if prompt else others).add(entry_id)
+    others.discard("")
+    if not others:
+        return plan
+    return _without(plan, own, others)
+
+
+def _without(plan: Plan, own: Collection[str], others: Collection[str]) -> Plan:
+    def said(text: str) -> str:
+        for one in others:
+            text = text.replace(one, ANOTHER)
+        return text
+
+    descends = all(one.entry_id in own for one in plan.sources)
+    return replace(
+        plan,
+        candidates=tuple(
+            replace(
+                one,
+                entry_id=one.entry_id if one.prompt else "",
+                background_id=one.background_id if one.background_prompt else "",
+                reason=said(one.reason),
+            )
+            for one in plan.candidates
+        ),
+        sources=tuple(one if one.entry_id in own else Source("") for one in plan.sources),
+        root=plan.root if descends else "",
+        background_root=plan.background_root if descends else "",
+        reason=said(plan.reason),
+        degraded=tuple(map(said, plan.degraded)),
+        fallback=plan.fallback and _without(plan.fallback, own, others),
+    )
 
 
 # ---- lanes ----

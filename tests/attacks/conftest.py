@@ -22,10 +22,11 @@ from tests.flows.house import House, house
 __all__ = ["tiny"]
 
 CALLERS = {
-    "alice": ("acme", [Role.USER]),
+    "alice": ("acme", [Role.USER, Role.PUBLISHER]),
     "bob": ("acme", [Role.USER]),
     "chief": ("acme", [Role.TENANT_ADMIN]),
     "eve": ("rival", [Role.USER]),
+    "mallory": ("hermit", [Role.USER, Role.PUBLISHER]),
     "ops": ("acme", [Role.OPERATOR]),
 }
 
@@ -67,6 +68,7 @@ class Guarded:
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def guarded(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> AsyncIterator[Guarded]:
     given: dict[str, Any] = {"large": "noop:", "encoder": str(tiny / "clip"), "torch_threads": 1}
+    given |= {"public_tenants": ("acme", "rival")}
     given |= {"data_dir": tmp_path_factory.mktemp("guarded"), "listen": "127.0.0.1:0", "metrics_listen": ""}
     with pytest.MonkeyPatch.context() as patch, structlog.testing.capture_logs() as logs:
         patch.setattr("shared.service.door.EVERY_S", 0.05)

@@ -14,6 +14,7 @@ from services.cli.demo.figures import FewSteps, Row, Totals, Variety, few_steps,
 from services.cli.display.sources import chosen_model
 from services.cli.display.words import counted
 from shared.client import Picture
+from shared.domain.plan_rules import ANOTHER
 from shared.domain.types import Plan, PlanSource
 
 
@@ -127,14 +128,14 @@ def _source(plan: Plan, drawn_here: Mapping[str, tuple[int, Picture]]) -> str:
     number, picture = drawn_here.get(chosen.entry_id, (0, None))
     if picture is not None:
         return _figure(picture, f"it started from {number}: “{html.escape(chosen.prompt)}”", "from")
-    return f'<p class="by">it started from “{html.escape(chosen.prompt or chosen.entry_id)}”</p>'
+    return f'<p class="by">it started from “{html.escape(chosen.prompt or chosen.entry_id or ANOTHER)}”</p>'
 
 
 def _card(number: int, row: Row, drawn_here: Mapping[str, tuple[int, Picture]]) -> str:
     plan, e = row.picture.plan, html.escape
     saved = row.run_steps if row.exact else plan.start_step
     candidates = "".join(
-        f"<tr class='{'chosen' if one.chosen else ''}'><td>{e(one.prompt or one.entry_id)}</td><td>{e(one.model)}</td>"
+        f"<tr class='{'chosen' if one.chosen else ''}'><td>{e(one.prompt or one.entry_id or ANOTHER)}</td><td>{e(one.model)}</td>"
         f"<td>{one.kind}</td>"
         f"<td>{one.similarity:.3f}</td><td>{one.allowed_step}</td><td>{one.start_step}</td><td>{e(one.reason)}</td></tr>"
         for one in plan.candidates

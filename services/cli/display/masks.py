@@ -15,6 +15,7 @@ from services.cli.display.previews import half_blocks
 from shared.blobs import Blobs
 from shared.domain.errors import AfterimageError
 from shared.domain.masks import Bits, taken_cells, unpack
+from shared.domain.plan_rules import ANOTHER
 from shared.domain.types import Plan, PlanSource
 from shared.runtime import animated_png
 from shared.runtime.settings import Settings
@@ -85,7 +86,7 @@ def pair_table(plan: Plan, masks: PairMasks | None) -> Table:
     table = Table(title="Stitched start", box=None, title_justify="left", padding=(0, 2, 0, 0))
     for name in ("object's clip", "background's clip", "stitched"):
         table.add_column(name)
-    table.add_row(*(Text(one.entry_id) for one in plan.sources), Text("cells of each clip"))
+    table.add_row(*(Text(one.entry_id or ANOTHER) for one in plan.sources), Text("cells of each clip"))
     if masks is not None:
         table.add_row(*(half_blocks(Image.fromarray(frames[len(frames) // 2])) for frames in masks))
     return table

@@ -6,6 +6,7 @@ import asyncio
 
 from rich.console import Console
 
+from shared.domain.plan_rules import ANOTHER
 from shared.domain.types import Plan, PlanSource
 from shared.runtime.settings import Settings
 
@@ -15,10 +16,14 @@ def chosen_pair(plan: Plan) -> str | None:
     for one in plan.candidates if plan.source is PlanSource.STITCHED else ():
         if one.chosen:
             return (
-                f"the object of “{one.prompt}” (similarity {one.object_similarity:.3f}) "
-                f"over the background of “{one.background_prompt}” ({one.background_similarity:.3f})"
+                f"the object {_of(one.prompt)} (similarity {one.object_similarity:.3f}) "
+                f"over the background {_of(one.background_prompt)} ({one.background_similarity:.3f})"
             )
     return None
+
+
+def _of(prompt: str) -> str:
+    return f"of “{prompt}”" if prompt else ANOTHER
 
 
 def parts(plan: Plan) -> str:

@@ -16,7 +16,8 @@ from services.cli.display.tables import WIDE, Column, fitted
 from shared.client import JobView, Picture
 from shared.domain.errors import AfterimageError, InvalidRequestError
 from shared.domain.forecasts import format_s
-from shared.domain.types import Job, JobState, Modality, Plan, PlanSource, Size
+from shared.domain.plan_rules import ANOTHER
+from shared.domain.types import Candidate, Job, JobState, Modality, Plan, PlanSource, Size
 
 
 def wide() -> Console:
@@ -160,7 +161,7 @@ def candidates_table(plan: Plan, width: int = WIDE) -> Table:
     rows = [
         (
             "→" if one.chosen else "",
-            Text(" + ".join(filter(None, (one.prompt or one.entry_id, one.background_prompt or one.background_id)))),
+            Text(" + ".join(filter(None, (one.prompt or one.entry_id or ANOTHER, _background(one))))),
             one.model,
             one.kind,
             *([one.relation] if any(other.relation for other in plan.candidates) else []),
@@ -172,6 +173,11 @@ def candidates_table(plan: Plan, width: int = WIDE) -> Table:
         for one in plan.candidates
     ]
     return fitted(columns, rows, width, title="Candidates of the plan")
+
+
+def _background(pair: Candidate) -> str:
+    """Return the background's prompt of a pair; empty for other candidates."""
+    return (pair.background_prompt or pair.background_id or ANOTHER) if pair.kind == "pair" else ""
 
 
 def _step(step: int, steps: int) -> str:

@@ -112,10 +112,12 @@ def _get(connection: sa.Connection, entry_id: str) -> Entry:
     return found[entry_id]
 
 
-def _exact(connection: sa.Connection, exact_key: str, owners: Sequence[str], weights: Collection[str]) -> Entry | None:
-    if entry := just_generated(connection, exact_key, owners, weights):
+def _exact(
+    connection: sa.Connection, exact_key: str, tenant: str, owners: Sequence[str], weights: Collection[str]
+) -> Entry | None:
+    if entry := just_generated(connection, exact_key, tenant, owners, weights):
         return entry
-    by = {"by_key": exact_key, "owners": list(owners)}
+    by = {"by_key": exact_key, "tenant": tenant, "owners": list(owners)}
     row = connection.execute(EXACT_OF, by | {"weights": list(weights)}) if weights else connection.execute(EXACT, by)
     found = with_states(connection, row.all())
     return found[0] if found else None
@@ -214,13 +216,15 @@ class Entries(Indexed, Masks):
     async def get(self, entry_id: str) -> Entry:
         return await self._database.read(_get, entry_id)
 
-    async def exact(self, exact_key: str, owners: Sequence[str], weights: Collection[str] = ()) -> Entry | None:
-        """Return the newest entry of the same request that one of these scope keys may see.
+    async def exact(
+        self, exact_key: str, tenant: str, owners: Sequence[str], weights: Collection[str] = ()
+    ) -> Entry | None:
+        """Return the newest entry of the same request in this tenant that one of these scope keys may see.
 
         A finished job that is not yet cached counts as its future entry, without states. `weights`: hashes of the
         models that may have generated the entry; empty allows any.
         """
-        return await self._database.read(_exact, exact_key, owners, weights)
+        return await self._database.read(_exact, exact_key, tenant, owners, weights)
 
     async def used(self, uses: Sequence[tuple[str, int, float]]) -> None:
         """Count uses: (entry id, step, Unix seconds) each. States that are gone are skipped."""

@@ -20,7 +20,11 @@ _NEWEST = sa.select(captured.c.job_id).order_by(captured.c.job_id.desc()).limit(
 _JUST_DRAWN = sa.select(jobs).where(jobs.c.id.in_(_NEWEST), jobs.c.exact_key == _KEY).order_by(jobs.c.id.desc())
 EXACT = (
     sa.select(entries)
-    .where(entries.c.exact_key == _KEY, entries.c.owner.in_(sa.bindparam("owners", expanding=True)))
+    .where(
+        entries.c.exact_key == _KEY,
+        entries.c.tenant == sa.bindparam("tenant"),
+        entries.c.owner.in_(sa.bindparam("owners", expanding=True)),
+    )
     .order_by(entries.c.id.desc())
     .limit(1)
 )
@@ -28,7 +32,7 @@ EXACT_OF = EXACT.where(entries.c.weights_hash.in_(sa.bindparam("weights", expand
 
 
 def just_generated(
-    connection: sa.Connection, exact_key: str, owners: Sequence[str], weights: Collection[str] = ()
+    connection: sa.Connection, exact_key: str, tenant: str, owners: Sequence[str], weights: Collection[str] = ()
 ) -> Entry | None:
     """Return the entry, still without states, that a finished job is about to become.
 
@@ -39,6 +43,6 @@ def just_generated(
         entry = entry_of(job)
         if entry is None or (weights and entry.compat.weights_hash not in weights):
             continue
-        if owner_key(entry.scope, entry.tenant, entry.user) in owners:
+        if entry.tenant == tenant and owner_key(entry.scope, entry.tenant, entry.user) in owners:
             return entry
     return None

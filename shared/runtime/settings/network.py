@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from shared.runtime.settings.section import Seconds, Section
+from shared.runtime.settings.section import Names, Seconds, Section
 
 
 class Network(Section):
@@ -21,6 +21,11 @@ class Network(Section):
         "loopback",
         description="Whether `listen` takes calls without an API key: `loopback` only on an address that this machine "
         "alone reaches, `always`, or `never`. A given key is always checked.",
+    )
+    public_tenants: Names = Field(
+        (),
+        description="Tenants that start from public entries of others, and whose keys with the role `publisher` may "
+        "write such entries; `*` for all. Names separated by commas.",
     )
     tls_certificate: str = Field(
         "", description="PEM file with the certificate chain of `listen`. A changed file is used without a restart."
@@ -62,3 +67,7 @@ class Network(Section):
         ge=2**16,
         description="Bytes of one gRPC message at most, its image included. Both ends must allow the size.",
     )
+
+    def shares(self, tenant: str) -> bool:
+        """Return whether the tenant shares public entries with others."""
+        return "*" in self.public_tenants or tenant in self.public_tenants

@@ -22,6 +22,7 @@ def _listed(value: object) -> object:
 
 
 Gains = Annotated[tuple[float, float, float], NoDecode, BeforeValidator(_listed)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
 Steps = Annotated[tuple[int, ...], NoDecode, BeforeValidator(_listed)]
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -105,16 +105,17 @@ async def test_exact_repeats_stay_in_scope_and_give_the_newest(catalog: Catalog)
     await add(catalog, an_entry(id="e1", exact_key="same"))
     await add(catalog, an_entry(id="e2", exact_key="same"))
     await add(catalog, an_entry(id="e3", exact_key="same", user="bob"))
-    found = await catalog.entries.exact("same", visible_owners("default", "alice"))
+    found = await catalog.entries.exact("same", "default", visible_owners("default", "alice"))
     assert found is not None
     assert found.id == "e2"
     assert len(found.states) == 2
-    found = await catalog.entries.exact("same", visible_owners("default", "bob"))
+    found = await catalog.entries.exact("same", "default", visible_owners("default", "bob"))
     assert found is not None
     assert found.id == "e3"
-    assert await catalog.entries.exact("same", visible_owners("other", "alice")) is None
-    assert await catalog.entries.exact("another", [OWNER]) is None
-    assert await catalog.entries.exact("same", []) is None
+    assert await catalog.entries.exact("same", "other", visible_owners("other", "alice")) is None
+    assert await catalog.entries.exact("same", "other", [OWNER]) is None  # whatever it may start from
+    assert await catalog.entries.exact("another", "default", [OWNER]) is None
+    assert await catalog.entries.exact("same", "default", []) is None
 
 
 async def test_exact_repeats_may_be_of_some_weights_only(catalog: Catalog) -> None:
@@ -122,27 +123,27 @@ async def test_exact_repeats_may_be_of_some_weights_only(catalog: Catalog) -> No
     await add(catalog, an_entry(id="e1", exact_key="same"))
     await add(catalog, replace(an_entry(id="e2", exact_key="same"), compat=other))
     for weights, expected in ((["weights-a"], "e1"), (["weights-b"], "e2"), (["weights-a", "weights-b"], "e2")):
-        found = await catalog.entries.exact("same", [OWNER], weights)
+        found = await catalog.entries.exact("same", "default", [OWNER], weights)
         assert found is not None
         assert found.id == expected
-    assert await catalog.entries.exact("same", [OWNER], ["weights-c"]) is None
+    assert await catalog.entries.exact("same", "default", [OWNER], ["weights-c"]) is None
     job = await finished(catalog)  # not yet cached
-    assert await catalog.entries.exact(job.exact_key, [OWNER], ["weights-b"]) is None
-    assert await catalog.entries.exact(job.exact_key, [OWNER], ["weights-a"]) is not None
+    assert await catalog.entries.exact(job.exact_key, "default", [OWNER], ["weights-b"]) is None
+    assert await catalog.entries.exact(job.exact_key, "default", [OWNER], ["weights-a"]) is not None
 
 
 async def test_a_picture_answers_repeats_before_its_job_is_cached(catalog: Catalog) -> None:
     job = await finished(catalog)
-    found = await catalog.entries.exact(job.exact_key, [OWNER])
+    found = await catalog.entries.exact(job.exact_key, "default", [OWNER])
     assert found is not None
     assert (found.id, found.states) == (job.id, ())
     assert (found.picture_key, found.picture_sha256) == (job.result.picture_key, job.result.picture_sha256)  # type: ignore[union-attr]
-    assert await catalog.entries.exact(job.exact_key, visible_owners("other", "")) is None
-    assert await catalog.entries.exact("another", [OWNER]) is None
+    assert await catalog.entries.exact(job.exact_key, "other", visible_owners("other", "")) is None
+    assert await catalog.entries.exact("another", "default", [OWNER]) is None
     entry = entry_of(job)
     assert entry is not None
     assert await catalog.entries.add(replace(entry, states=an_entry(id=job.id, job_id=job.id).states), {})
-    cached = await catalog.entries.exact(job.exact_key, [OWNER])
+    cached = await catalog.entries.exact(job.exact_key, "default", [OWNER])
     assert cached is not None
     assert (cached.id, len(cached.states)) == (job.id, 2)
 
@@ -154,7 +155,7 @@ async def test_a_job_that_is_to_stay_out_of_the_cache_answers_no_repeat(catalog:
     )
     assert await catalog.jobs.claim(job.id, "w1", LEASE_S)
     assert await catalog.jobs.finish(job.id, 1, a_result(job.id))
-    assert await catalog.entries.exact(job.exact_key, [OWNER]) is None
+    assert await catalog.entries.exact(job.exact_key, "default", [OWNER]) is None
 
 
 async def test_pages_are_newest_first(catalog: Catalog) -> None:

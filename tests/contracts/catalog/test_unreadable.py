@@ -207,11 +207,11 @@ async def test_an_ended_one_is_kept_with_what_it_names(catalog: Catalog) -> None
 async def test_a_repeat_of_it_is_a_miss(catalog: Catalog) -> None:
     seen, job = await finished(catalog), await finished(catalog)
     await spoilt(catalog, job.id)
-    found = await catalog.entries.exact("x", [OWNER])
+    found = await catalog.entries.exact("x", "default", [OWNER])
     assert found is not None
     assert found.id == seen.id  # the newest that can be read
     await spoilt(catalog, seen.id)
-    assert await catalog.entries.exact("x", [OWNER]) is None
+    assert await catalog.entries.exact("x", "default", [OWNER]) is None
 
 
 async def test_a_key_that_names_it_says_why_there_is_no_answer(catalog: Catalog) -> None:

@@ -36,7 +36,7 @@ async def test_entries_of_another_version_are_left_out_and_left_alone(catalog: C
     assert read == ["entry2", "entry0"]
     assert (await catalog.entries.by_ids(names)).keys() == {"entry0", "entry2"}
     assert {state.entry_id for state in await catalog.entries.states()} == {"entry0", "entry2"}  # nothing to evict
-    assert await catalog.entries.exact("entry1", [OWNER]) is None
+    assert await catalog.entries.exact("entry1", "default", [OWNER]) is None
     assert await catalog.entries.drop_entries(names[:2]) != []
     with pytest.raises(UnreadableRowError, match=r"entry 'entry1' .*friends"):
         await catalog.entries.get("entry1")

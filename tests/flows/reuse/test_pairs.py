@@ -150,7 +150,7 @@ async def test_the_segmenter_of_the_stack_makes_the_masks(make: Make, clips: Pat
     """No hand makes masks or events here: a finished clip is segmented, and the next one is stitched."""
     segmenter = {"segmenter": str(tiny_clipseg(tmp_path / "clipseg")), "segment_threshold": 0.0}
     async with house(make(video=str(clips), reuse_bound="flexcache", **segmenter)) as home:
-        fox, dog = await clip(home, FOX, 1, user="ana"), await clip(home, DOG, 2, user="ben", scope="public")
+        fox, dog = await clip(home, FOX, 1, user="ana"), await clip(home, DOG, 2, user="ben")
         await masked(home, fox, dog)
         made = await clip(home, BOTH, 3, user="ana")
         plan = made.plan

@@ -131,7 +131,7 @@ async def test_an_entry_without_states_answers_repeats_but_is_not_searched(small
         unseen = await home.finish(request("no embedding"), seed=None)
         assert await home.found(1) == []
         job = await home.backends.catalog.jobs.get(job_id)
-        entry = await home.backends.catalog.entries.exact(job.exact_key, ["tenant:default"])
+        entry = await home.backends.catalog.entries.exact(job.exact_key, "default", ["tenant:default"])
         assert entry is not None
         assert entry.picture_key == f"pictures/{job_id}/1.png"
         assert await home.steps(unseen) == []

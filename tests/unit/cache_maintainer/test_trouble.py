@@ -156,7 +156,7 @@ async def test_jobs_without_latents_become_exact_repeats_even_when_nobody_heard_
         await home.service.drain()
         missed = await finished_job(home.backends, request("a"), unit(1), steps=())
     async with house(small) as home:
-        entry = await home.backends.catalog.entries.exact(missed.exact_key, ["tenant:default"])
+        entry = await home.backends.catalog.entries.exact(missed.exact_key, "default", ["tenant:default"])
         assert entry is not None
         assert await home.backends.catalog.jobs.to_cache() == []
         await home.stub.Purge(pb.PurgeRequest(everything=True), timeout=5)

@@ -85,7 +85,11 @@ async def test_scopes_are_never_crossed(noop: Settings) -> None:
         assert (await home.plan(request("x", user="ada", tenant="else"), unit(1))).candidates == ()
         await home.cache(request("public", scope=Scope.PUBLIC, tenant="far"), unit(2))
         elsewhere = request("x", tenant="else", variation=Variation.SAME)
-        assert (await home.plan(elsewhere, unit(2))).source is PlanSource.LATENT
+        assert (await home.plan(elsewhere, unit(2))).candidates == ()
+    async with house(noop.model_copy(update={"public_tenants": ("else",)})) as home:
+        plan = await home.plan(elsewhere, unit(2))
+        assert plan.source is PlanSource.LATENT
+        assert [one.prompt for one in plan.candidates] == [""]  # another caller's
 
 
 async def test_a_predicted_miss_is_believed_unless_sampled_or_savings_are_wanted(noop: Settings) -> None:
