@@ -147,7 +147,10 @@ def _add(gateway: Timings, run: pb.Timings) -> None:
 def accepted_event(job: Job, position: int) -> gateway_pb2.GenerateStreamResponse:
     return gateway_pb2.GenerateStreamResponse(
         accepted=gateway_pb2.Accepted(
-            job_id=job.id, queue_position=position, plan=plan_to_proto(shown_plan(job.plan)), predicted_s=job.predicted_s
+            job_id=job.id,
+            queue_position=position,
+            plan=plan_to_proto(shown_plan(job.plan)),
+            predicted_s=job.predicted_s,
         )
     )
 

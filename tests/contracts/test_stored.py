@@ -108,7 +108,9 @@ async def test_rows_load_field_by_field(catalog: Catalog) -> None:
         assert asdict(await catalog.jobs.get(job.id)) == asdict(job)
     for entry in ENTRIES:
         assert asdict(await catalog.entries.get(entry.id)) == asdict(entry)
-        assert await catalog.entries.exact(entry.exact_key, entry.tenant, [owner_key(entry.scope, "acme", "ann")]) == entry
+        assert (
+            await catalog.entries.exact(entry.exact_key, entry.tenant, [owner_key(entry.scope, "acme", "ann")]) == entry
+        )
     items = await catalog.entries.items()
     assert [(item.entry_id, item.owner, item.compat, item.encoder_hash) for item in items] == [
         (f"entry-{name}", owner, "weights-a/ddim-1/bfloat16/64x96", "clip-1")
