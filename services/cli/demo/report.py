@@ -135,7 +135,8 @@ def _card(number: int, row: Row, drawn_here: Mapping[str, tuple[int, Picture]]) 
     plan, e = row.picture.plan, html.escape
     saved = row.run_steps if row.exact else plan.start_step
     candidates = "".join(
-        f"<tr class='{'chosen' if one.chosen else ''}'><td>{e(one.prompt or one.entry_id or ANOTHER)}</td><td>{e(one.model)}</td>"
+        f"<tr class='{'chosen' if one.chosen else ''}'><td>{e(one.prompt or one.entry_id or ANOTHER)}</td>"
+        f"<td>{e(one.model)}</td>"
         f"<td>{one.kind}</td>"
         f"<td>{one.similarity:.3f}</td><td>{one.allowed_step}</td><td>{one.start_step}</td><td>{e(one.reason)}</td></tr>"
         for one in plan.candidates
