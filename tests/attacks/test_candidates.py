@@ -3,6 +3,8 @@ that others are to start from."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from shared.client import AsyncClient
@@ -16,7 +18,9 @@ SECRET = "a zeppelin over castle quixotry"
 
 
 @pytest.mark.parametrize(("scope", "thief"), [("tenant", "bob"), ("public", "eve")])
-async def test_a_plan_tells_no_prompt_and_no_id_of_others(guarded: Guarded, scope: str, thief: str) -> None:
+async def test_a_plan_tells_no_prompt_and_no_id_of_others(
+    guarded: Guarded, scope: Literal["tenant", "public"], thief: str
+) -> None:
     """An unrelated prompt at similarity .152 showed another tenant's prompt, entry id and job id verbatim."""
     async with guarded.client("alice") as alice, guarded.client(thief) as other:
         first = await alice.generate(f"{SECRET} {scope}", steps=10, seed=11, scope=scope)
