@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from services.cache_maintainer.eviction.scored import Offer
+from services.cache_maintainer.eviction.scored import Offer, Wish
 from shared.domain.exact_repeats import entry_of
 from shared.domain.types import PICTURE_CODEC, PICTURE_STEP, Entry, Job, PlanSource, Result, State
 
@@ -40,6 +40,7 @@ def offer_of(entry: Entry, job: Job, at: float) -> Offer:
     latents, picture = entry.latents, entry.picture
     user = f"{entry.tenant}/{entry.user}" if entry.user else ""
     start = 0 if job.plan.source is PlanSource.IMAGE else job.plan.start_step
+    stitched = job.plan.sources if job.plan.source is PlanSource.STITCHED else ()
     return Offer(
         entry.id,
         user,
@@ -49,6 +50,7 @@ def offer_of(entry: Entry, job: Job, at: float) -> Offer:
         at,
         job.plan.run_steps(job.request.steps),
         [replace(one, steps=one.steps or job.request.steps) for one in job.plan.candidates if one.kind == "latent"],
+        [Wish(one.entry_id, start, start) for one in stitched],
         picture.bytes if picture is not None else None,
         {state.step: state.needs for state in latents if state.needs},
     )

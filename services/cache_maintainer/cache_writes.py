@@ -33,9 +33,16 @@ class Cache(Removals):
             await self._refuse([job_id for job_id, entry in admitted.items() if entry is None])
             by_id, now = {job.id: job for job in jobs}, self._clock.now()
             entries = [entry for entry in admitted.values() if entry is not None]
+            for entry in entries:  # masks that came before their entry take room from the latents
+                if entry.mask is not None:
+                    self.held.masks.put(entry.id, entry.mask.bytes)
             taken = self.held.take_in([offer_of(entry, by_id[entry.id], now) for entry in entries], now)
+            kept = [keeping(*one) for one in zip(entries, taken.kept, strict=True)]
+            for entry in kept:
+                if entry.mask is None:
+                    self.held.masks.pop(entry.id)
             await self._evict(taken.victims)
-            return await self._add([keeping(*one) for one in zip(entries, taken.kept, strict=True)], by_id)
+            return await self._add(kept, by_id)
 
     async def only_waiting(self, job_ids: Collection[str]) -> None:
         """Drop the bookkeeping of all jobs but these: the others were cached, or expired."""

@@ -65,7 +65,7 @@ class CacheContents:
         before = self._weighed.get(offer.entry_id)
         if before is not None:  # in a larger batch, fewer steps may fit
             return offer.readable([step for step in before if step in offer.steps])
-        self.latents.looked_up(offer.wishes, offer.at, offer.total)
+        self.latents.looked_up(offer.wishes, offer.at, offer.total, offer.pair)
         steps = self._weighed[offer.entry_id] = offer.readable(self.latents.admit(offer, self.room))
         return steps
 

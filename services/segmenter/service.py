@@ -16,7 +16,7 @@ from protos import segmenter_pb2 as pb
 from protos import segmenter_pb2_grpc as pb_grpc
 from services.segmenter.choice import check_segmenter, open_segmenter
 from services.segmenter.masks import Grid, Unmasked, packed_masks
-from services.segmenter.models import Segmenter, Shares
+from services.segmenter.models import Segmenter
 from shared.blobs import digest
 from shared.domain.errors import (
     AfterimageError,
@@ -57,6 +57,7 @@ class SegmenterService(pb_grpc.SegmenterServiceServicer):
         settings, self._backends = context.settings, context.backends
         self._settings = settings
         self._model: Segmenter | None = None
+        self._load_at, self._unloadable = 0.0, ""
         self._thread = ThreadPoolExecutor(1, "segmenter", single_threaded, (settings.segmenter_threads,))
         self._waiting: asyncio.Queue[str] = asyncio.Queue()
         self._queued: set[str] = set()
@@ -134,14 +135,15 @@ class SegmenterService(pb_grpc.SegmenterServiceServicer):
 
     async def segment(self, job_id: str) -> None:
         """Store and publish the masks of a finished job; repeating this is safe, and does nothing for other jobs."""
+        jobs = self._backends.catalog.jobs
         try:
-            job = await self._backends.catalog.jobs.get(job_id)
+            if not await jobs.awaits_masks(job_id):
+                return
+            job = await jobs.get(job_id)
         except (NotFoundError, UnreadableRowError):  # expired, or of another version, whose segmenter reads it
             return
         result, parts = job.result, job.plan.parts
-        if job.state is not JobState.SUCCEEDED or result is None or parts is None or not parts.both:
-            return
-        if await self._mask_of(job) is not None:
+        if result is None or parts is None or not parts.both:
             return
         mask = self._published.get(job_id)
         if mask is None or not await self._readable(mask):  # else the event was lost, or is not noted yet
@@ -174,7 +176,7 @@ class SegmenterService(pb_grpc.SegmenterServiceServicer):
         except (BlobMissingError, BlobCorruptError):
             return Unmasked.NO_BLOB
         try:
-            shares = await self._shares(frames, parts)
+            return await self._segmented(frames, parts, grid)
         except AfterimageError:
             raise
         except Exception as error:
@@ -183,7 +185,6 @@ class SegmenterService(pb_grpc.SegmenterServiceServicer):
                 raise
             log(self.name).error("segmentation model failed", job=job.id, error=repr(error), times=MOST_FAILURES)
             return Unmasked.FAILED
-        return packed_masks(shares, grid, self._settings.segment_threshold)
 
     async def _store(self, job_id: str, masks: bytes) -> Mask:
         sha256 = digest(masks)
@@ -205,18 +206,29 @@ class SegmenterService(pb_grpc.SegmenterServiceServicer):
         entry = (await self._backends.catalog.entries.by_ids([job.id])).get(job.id)
         return None if entry is None else entry.mask
 
-    async def _shares(self, frames: animated_png.Frames, parts: Parts) -> Shares:
-        """Run the model on its own thread; load it there first. Raise ModelError if the weights cannot be loaded."""
+    async def _segmented(self, frames: animated_png.Frames, parts: Parts, grid: Grid) -> bytes | Unmasked:
+        """Run the model on its own thread; load it there first.
 
-        def run() -> Shares:
-            if self._model is None:
-                self._model = open_segmenter(self._settings.segmenter, chosen_device(self._settings.segmenter_device))
-            begun = time.monotonic()
-            found = self._model.segment(frames, [parts.object, parts.background])
+        Raise ModelError if the weights cannot be loaded; loading is tried again after CATCH_UP_S."""
+
+        def run() -> bytes | Unmasked:
+            model, begun = self._loaded(), time.monotonic()
+            shares = model.segment(frames, [parts.object, parts.background])
             METRICS.stage_seconds.labels("segment").observe(time.monotonic() - begun)
-            return found
+            return packed_masks(shares, grid, self._settings.segment_threshold)
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, run)
+
+    def _loaded(self) -> Segmenter:
+        if self._model is None:
+            if time.monotonic() < self._load_at:
+                raise ModelError(f"{self._unloadable}; loading is tried again every {CATCH_UP_S:g} s")
+            try:
+                self._model = open_segmenter(self._settings.segmenter, chosen_device(self._settings.segmenter_device))
+            except Exception as error:
+                self._load_at, self._unloadable = time.monotonic() + CATCH_UP_S, str(error)
+                raise
+        return self._model
 
     # ---- gRPC ----
 
@@ -242,7 +254,7 @@ class SegmenterService(pb_grpc.SegmenterServiceServicer):
             if not phrase:
                 raise InvalidRequestError(name, "must be given, since the job's prompt names none", phrase)
         frames = (await asyncio.to_thread(animated_png.decode, await self._backends.blobs.get(key, sha256)))[-last:]
-        found = packed_masks(await self._shares(frames, parts), grid, self._settings.segment_threshold)
+        found = await self._segmented(frames, parts, grid)
         stored = mask.key if mask is not None else ""
         if isinstance(found, Unmasked):
             return pb.SegmentResponse(mask_key=stored, reason=found)

@@ -20,6 +20,8 @@ class Extraction:
     background: Span | None = None
     sure: bool = False
     """False: a search should use the whole prompt only."""
+    lasting: bool = True
+    """False: the prompt was not answered this time, so the next request asks again."""
 
     def parts(self, prompt: str) -> Parts:
         """Return the pieces of the prompt."""

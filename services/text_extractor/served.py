@@ -9,7 +9,7 @@ from typing import Any
 
 from services.text_extractor import Extraction, Span
 from services.text_extractor.phrases import words_of
-from shared.domain.errors import DeadlineError, UnavailableError
+from shared.domain.errors import AfterimageError, DeadlineError, UnavailableError
 
 SYSTEM = (
     "Copy two phrases from the user's prompt for a video, word by word: the main object with what it does, then the "
@@ -26,6 +26,7 @@ EXAMPLES = (
 ANSWER_S = 30.0
 """Seconds that the server may take. The caller's own deadline is shorter; a late answer is still kept for the next."""
 FAILED = "the extractor's server failed"
+UNANSWERED = Extraction(lasting=False)
 REFUSALS = (400, 413, 422)
 """Statuses that concern one prompt: refused by a filter, or too long."""
 _LINE = re.compile(r"^\W*(object|background)\W*:[ \t]*(.*)$", re.IGNORECASE | re.MULTILINE)
@@ -53,7 +54,7 @@ class Served:
         self.id = f"served:{self._model or base}"
 
     def extract(self, prompts: Sequence[str]) -> list[Extraction]:
-        """Return the spans of the answers. Raise UnavailableError or DeadlineError if the server does not answer."""
+        """Return the spans of the answers. Raise UnavailableError or DeadlineError if the server answers no prompt."""
         if not self._model:
             models = self._asked("GET", "/models")
             try:
@@ -61,7 +62,18 @@ class Served:
             except (LookupError, TypeError) as error:
                 raise UnavailableError("the extractor's server lists no model at /models", outside=FAILED) from error
             self.id = f"served:{self._model}"
-        return list(self._threads.map(self._extract, prompts))
+        found = list(self._threads.map(self._tried, prompts))
+        answered = [one for one in found if isinstance(one, Extraction)]
+        failed = [one for one in found if not isinstance(one, Extraction)]
+        if failed and not answered:
+            raise failed[0]
+        return [one if isinstance(one, Extraction) else UNANSWERED for one in found]
+
+    def _tried(self, prompt: str) -> Extraction | AfterimageError:
+        try:
+            return self._extract(prompt)
+        except AfterimageError as error:
+            return error
 
     def _extract(self, prompt: str) -> Extraction:
         words = words_of(prompt, self._tokens)
@@ -80,7 +92,7 @@ class Served:
             choice = reply["choices"][0]
             text, whole = str(choice["message"]["content"]), choice.get("finish_reason") != "length"
         except (LookupError, TypeError, AttributeError):
-            return Extraction()
+            return UNANSWERED
         return read_answer(prompt, text) if whole else Extraction()
 
     def _asked(self, method: str, path: str, **sent: Any) -> Any:

@@ -59,8 +59,6 @@ class TextExtractorService(pb_grpc.TextExtractorServiceServicer):
         fresh = list(dict.fromkeys(prompt for prompt in prompts if prompt not in known))
         for prompt, found in zip(fresh, await self._prompts.submit(fresh), strict=True):
             known[prompt] = found
-            if self._remembered.maxsize:
-                self._remembered[prompt] = found
         parts = [_message(prompt, known[prompt]) for prompt in prompts]
         return pb.ExtractResponse(extractor=self._extractor.id, parts=parts)
 
@@ -71,7 +69,10 @@ class TextExtractorService(pb_grpc.TextExtractorServiceServicer):
             METRICS.stage_seconds.labels("extract_forward").observe(time.monotonic() - start)
             return found
 
-        return await asyncio.get_running_loop().run_in_executor(self._thread, timed)
+        found = await asyncio.get_running_loop().run_in_executor(self._thread, timed)
+        if self._remembered.maxsize:  # here, for no caller may be left to wait: the answer is there for the next
+            self._remembered.update((prompt, one) for prompt, one in zip(batch, found, strict=True) if one.lasting)
+        return found
 
 
 def _message(prompt: str, found: Extraction) -> pb.Parts:

@@ -75,26 +75,20 @@ class ExpectedStateStore(StateStore):
 
     # ---- input ----
 
-    def looked_up(self, wishes: Sequence[Wished], at: float, total: int = OF) -> None:
-        if total != OF or any(one.steps not in (0, OF) for one in wishes):
-            wishes = [
-                Wish(one.entry_id, *(of_50(step, one.steps or total) for step in (one.allowed_step, one.start_step)))
-                for one in wishes
-            ]
+    def looked_up(self, wishes: Sequence[Wished], at: float, total: int = OF, pair: Sequence[Wished] = ()) -> None:
+        wishes, pair = _of_50_steps(wishes, total), _of_50_steps(pair, total)
         if self._counted_at is None:
             self._counted_at = at
         best, second = _two_best(wishes)
-        chosen = next((wish.entry_id for wish in wishes if 0 < wish.start_step == best), "")
+        together = min((one.start_step for one in pair), default=0)
         for wish in wishes:
-            slot = self._slot.get(wish.entry_id)
-            otherwise = second if wish.start_step == best else best
             could = wish.start_step if self._whole else wish.allowed_step  # a whole entry offers only what it holds
-            if slot is not None and could > otherwise:
-                silent_s = at - self._entries.used_at[slot]
-                self.demand.asked(self._kind(slot), silent_s, could, otherwise)
-        # the use counts now, not at StateUsed; this lookup was counted above under the entry's previous class
-        if chosen in self._slot:
-            slot = self._slot[chosen]
+            self._asked(wish.entry_id, at, could, max(together, second if wish.start_step == best else best))
+        for one in pair:  # without either, the whole prompt's best start would have been taken
+            self._asked(one.entry_id, at, together, best)
+        # a use counts now, not at StateUsed; this lookup was counted above under the entry's previous class
+        chosen = [one.entry_id for one in pair] or [one.entry_id for one in wishes if 0 < one.start_step == best][:1]
+        for slot in {self._slot[name] for name in chosen if name in self._slot}:
             self._entries.uses[slot] += 1
             self._entries.used_at[slot] = max(at, self._entries.used_at[slot])
         self._looked += 1
@@ -105,6 +99,12 @@ class ExpectedStateStore(StateStore):
             self.demand.fit()
         if fits or self._looked % self._batch() == 0:
             self._line_up(at)
+
+    def _asked(self, entry_id: str, at: float, could: int, otherwise: int) -> None:
+        """Count a request that could start at K `could` from this entry, and at `otherwise` without it."""
+        slot = self._slot.get(entry_id)
+        if slot is not None and could > otherwise:
+            self.demand.asked(self._kind(slot), at - self._entries.used_at[slot], could, otherwise)
 
     def admit(self, offer: Offer, max_bytes: int) -> tuple[int, ...]:
         """Return the steps worth inserting: a new state must be worth more than the states evicted for it."""
@@ -306,6 +306,15 @@ def _nobody(entry_id: str) -> tuple[str]:
 def _next_fit(looked: int) -> int:
     """Return the lookup count at which the next fit is due."""
     return min(2 * looked, (looked // FIT_EVERY + 1) * FIT_EVERY)
+
+
+def _of_50_steps(wishes: Sequence[Wished], total: int) -> Sequence[Wished]:
+    if total == OF and all(one.steps in (0, OF) for one in wishes):
+        return wishes
+    return [
+        Wish(one.entry_id, *(of_50(step, one.steps or total) for step in (one.allowed_step, one.start_step)))
+        for one in wishes
+    ]
 
 
 def _two_best(wishes: Sequence[Wished]) -> tuple[int, int]:

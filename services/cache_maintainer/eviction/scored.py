@@ -57,6 +57,8 @@ class Offer:
     """T, the number of steps of the whole run."""
     wishes: Sequence[Wished] = ()
     """Entries whose latents the lookup considered."""
+    pair: Sequence[Wished] = ()
+    """The two entries of the stitched start that was taken (FlexCache §4.2); empty for any other start."""
     picture_bytes: int | None = None
     """None if the image must not start others."""
     needs: Mapping[int, int] = field(default_factory=dict)
@@ -204,8 +206,10 @@ class StateStore:
     def score(self, key: Key) -> Score:
         return self.policy.score(self._states[key])
 
-    def looked_up(self, wishes: Sequence[Wished], at: float, total: int = 50) -> None:
-        """Receive the candidates of a lookup for a run of `total` steps, used or not. Most policies ignore them."""
+    def looked_up(self, wishes: Sequence[Wished], at: float, total: int = 50, pair: Sequence[Wished] = ()) -> None:
+        """Receive the candidates of a lookup for a run of `total` steps, used or not, and the pair that was stitched.
+
+        Most policies ignore them."""
 
     def admit(self, offer: Offer, max_bytes: int) -> tuple[int, ...]:
         """Return the steps worth inserting: by default, the largest ones that the whole budget could hold."""

@@ -104,10 +104,17 @@ class Outputs:
         return await self._put_state(event.step, data, codec, event.latent.size)
 
     async def _store_together(self, latents: dict[int, Latent]) -> list[Captured]:
-        """Store the states of codec `keyframes`. The one that others need comes first: without it, none is stored."""
+        """Store the states of codec `keyframes`. The one that others need comes first: without it, none is stored. Any
+        other that the store refuses is a hole."""
         stored, size = list[Captured](), next(iter(latents.values())).size
         for step, (data, codec) in (await asyncio.to_thread(encode_run, latents, self._codecs.keyframes)).items():
-            put = await self._put_state(step, data, codec, size)
+            try:
+                put = await self._put_state(step, data, codec, size)
+            except AfterimageError as error:
+                if not stored:
+                    raise
+                log("gpu_worker").warning("state not stored", job=self._job.id, step=step, error=str(error))
+                continue
             if not put and not stored:
                 break
             stored += put

@@ -188,8 +188,7 @@ class _Preparation:
         try:
             blob = await self._read(key, sha256)
             base = await self._read_base(key, codec, blob)
-            decode, size = partial(decode, base=base) if base else decode, len(blob) + len(base)
-            return await asyncio.to_thread(decode, blob) if size > INLINE_BYTES else decode(blob)
+            return await asyncio.to_thread(partial(decode, base=base) if base else decode, blob)
         except (BlobMissingError, BlobCorruptError):
             self._lost.append(key)
             raise

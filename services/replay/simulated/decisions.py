@@ -61,3 +61,8 @@ class Looked(NamedTuple):
     """Candidates that the lookup weighed; empty without a lookup."""
     second: str = ""
     """Of a pair: the entry that gives the background."""
+
+    @property
+    def pair(self) -> tuple[str, ...]:
+        """The entries that give object and background; empty for any other start."""
+        return (self.entry_id, self.second) if self.second else ()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from services.cache_maintainer.eviction.scored import Offer
+from services.cache_maintainer.eviction.scored import Offer, Wish
 from services.replay.policy import PolicySettings
 from services.replay.simulated.decisions import Decisions, Looked, nothing_decided
 from services.replay.simulated.own_steps import OwnSteps
@@ -133,6 +133,7 @@ class Replay:
             now,
             total,
             looked.thought_of,
+            [Wish(one, looked.start_step, looked.start_step) for one in looked.pair],
             image if self._pictures and there else None,
             needs,
         )

@@ -8,16 +8,18 @@ import sqlalchemy as sa
 
 from shared.catalog.engines.database import Database
 from shared.catalog.jobs.job_rows import update_one
-from shared.catalog.tables import UNSEGMENTED, entries, jobs, states
+from shared.catalog.tables import UNSEGMENTED, captured, entries, jobs, states
 from shared.domain.types import PICTURE_STEP, JobState
 
 c, e, s = jobs.c, entries.c, states.c
 _HAS_LATENT = sa.exists().where(s.entry_id == e.id, s.step > PICTURE_STEP)
-_DECIDED = sa.exists().where(e.job_id == c.id, sa.or_(e.mask_key.is_not(None), ~_HAS_LATENT))
-"""The entry has masks, or no latent that masks could stitch."""
+_UNCACHED = sa.exists().where(captured.c.job_id == c.id)
+_UNMASKED_ENTRY = sa.exists().where(e.job_id == c.id, e.mask_key.is_(None), _HAS_LATENT)
+"""An entry without masks, with a latent that masks could stitch. A purged job has none, and is not in `captured`."""
 _WAITING = (
     sa.select(c.id)
-    .where(sa.text(UNSEGMENTED), c.background_vector.is_not(None), c.state == JobState.SUCCEEDED.value, ~_DECIDED)
+    .where(sa.text(UNSEGMENTED), c.background_vector.is_not(None), c.state == JobState.SUCCEEDED.value)
+    .where(sa.or_(_UNCACHED, _UNMASKED_ENTRY))
     .order_by(c.id)
 )
 _UNMASKED = sa.update(jobs).where(c.id == sa.bindparam("job_id")).values(unmasked=sa.bindparam("reason"))
@@ -25,6 +27,10 @@ _UNMASKED = sa.update(jobs).where(c.id == sa.bindparam("job_id")).values(unmaske
 
 def _to_segment(connection: sa.Connection, limit: int, after: str) -> list[str]:
     return list(connection.execute(_WAITING.where(c.id > after).limit(limit)).scalars())
+
+
+def _awaits_masks(connection: sa.Connection, job_id: str) -> bool:
+    return connection.execute(_WAITING.where(c.id == job_id)).scalar() is not None
 
 
 class Segmenting:
@@ -37,6 +43,10 @@ class Segmenting:
 
         Oldest first, after the id `after`."""
         return await self._database.read(_to_segment, limit, after)
+
+    async def awaits_masks(self, job_id: str) -> bool:
+        """Return whether `to_segment` would list this job."""
+        return await self._database.read(_awaits_masks, job_id)
 
     async def note_unmasked(self, job_id: str, reason: str) -> bool:
         """Note why the job's result has no masks; return False if the job is gone."""

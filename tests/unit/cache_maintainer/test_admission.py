@@ -17,6 +17,7 @@ from shared.domain.types import (
     Result,
     Scope,
     Size,
+    Source,
 )
 
 COMPAT = CompatKey("w", "ddim:1", "float32", Size(64, 64), 50)
@@ -73,6 +74,16 @@ def test_states_and_candidates_are_steps_of_the_t_that_was_planned() -> None:
     assert entry is not None
     offer = offer_of(entry, planned, 0.0)
     assert (offer.total, [(one.allowed_step, one.steps) for one in offer.wishes]) == (20, [(2, 5), (20, 50)])
+
+
+def test_a_stitched_run_offers_both_entries_as_used() -> None:
+    parts = (Source("fox", "k", "s", "fp16"), Source("wood", "k2", "s2", "fp16"))
+    stitched = job(plan=Plan(PlanSource.STITCHED, "large", start_step=15, sources=parts))
+    entry = admit(stitched)
+    assert entry is not None
+    offer = offer_of(entry, stitched, 0.0)
+    assert [(one.entry_id, one.start_step) for one in offer.pair] == [("fox", 15), ("wood", 15)]
+    assert offer_of(entry, job(), 0.0).pair == []
 
 
 def test_without_knowing_what_the_latents_fit_nothing_is_kept() -> None:

@@ -66,7 +66,7 @@ def test_the_policy_hears_of_every_lookup_before_it_lets_in_what_came_of_it() ->
             super().__init__(Fifo())
             self.heard: list[tuple[list[Wished], float, int]] = []
 
-        def looked_up(self, wishes: object, at: float, total: int = 50) -> None:
+        def looked_up(self, wishes: object, at: float, total: int = 50, pair: object = ()) -> None:
             self.heard.append((list(wishes), at, total))  # type: ignore[call-overload]
 
         def admit(self, offer: Offer, max_bytes: int) -> tuple[int, ...]:

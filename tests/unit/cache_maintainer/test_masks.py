@@ -169,3 +169,15 @@ async def test_masks_of_a_job_that_is_gone_are_deleted(small: Settings) -> None:
     async with house(small) as home:
         await home.service.handle(await segmented(home, "gone"))
     assert not list((small.data_dir / "blobs").rglob("*.mask"))
+
+
+async def test_masks_that_came_before_their_entry_keep_the_cache_within_its_budget(small: Settings) -> None:
+    async with house(small.model_copy(update={"cache_max_bytes": 1000})) as home:
+        first = await home.finish(request("a"), 1)
+        job = await finished_job(home.backends, request("b"), unit(2))
+        await home.service.handle(await segmented(home, job.id, size=100))
+        await home.service.catch_up()
+        held = home.service.cache.held
+        assert held.masks.total == 100
+        assert held.latents.bytes + held.masks.total <= 1000
+        assert (await home.backends.catalog.entries.by_ids([first, job.id])).keys() == {job.id, first}

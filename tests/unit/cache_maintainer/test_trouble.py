@@ -112,9 +112,9 @@ async def test_what_a_job_looked_up_counts_once_however_often_its_insertion_is_t
         index, shelf, held = home.backends.index, home.service.cache.shelf, home.service.cache.held
         heard_of, looked_up = list[float](), shelf.looked_up
 
-        def counted(wishes: Sequence[Wished], at: float, total: int) -> None:
+        def counted(wishes: Sequence[Wished], at: float, total: int, pair: Sequence[Wished]) -> None:
             heard_of.append(at)
-            looked_up(wishes, at, total)
+            looked_up(wishes, at, total, pair)
 
         monkeypatch.setattr(shelf, "looked_up", counted)
         with monkeypatch.context() as patched:

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from protos import cache_maintainer_pb2 as maintainer_pb
 from protos import segmenter_pb2 as pb
+from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from protos.segmenter_pb2_grpc import SegmenterServiceStub
 from services.cache_maintainer.service import CacheMaintainerService
 from services.segmenter import service as module
@@ -55,6 +57,7 @@ class House:
     service: SegmenterService
     backends: Backends
     stub: SegmenterServiceStub
+    maintainer: CacheMaintainerServiceStub
     events: list[VideoSegmented]
 
     async def finish(
@@ -94,7 +97,8 @@ async def house(settings: Settings) -> AsyncIterator[House]:
 
         backends = process.context.backends
         await backends.bus.subscribe([VideoSegmented], hear)
-        yield House(service, backends, SegmenterServiceStub(process.context.channel("segmenter")), events)
+        segmenter, maintainer = (process.context.channel(name) for name in ("segmenter", "cache_maintainer"))
+        yield House(service, backends, SegmenterServiceStub(segmenter), CacheMaintainerServiceStub(maintainer), events)
 
 
 async def test_a_finished_clip_gets_masks_that_its_entry_names(small: Settings) -> None:
@@ -221,12 +225,47 @@ async def test_a_model_that_fails_on_a_clip_again_and_again_gives_it_up(
         raise RuntimeError("out of memory")
 
     async with house(small) as it:
-        monkeypatch.setattr(it.service, "_shares", failing)
+        monkeypatch.setattr(it.service, "_segmented", failing)
         job = await it.finish()
         for left in ([job.id], []):
             await it.service.catch_up()
             await it.settle()
             assert await it.backends.catalog.jobs.to_segment() == left
+
+
+async def test_a_purged_clip_gets_no_masks_again(small: Settings) -> None:
+    async with house(small) as it:
+        job = await it.finish()
+        async with asyncio.timeout(10):
+            while not await it.backends.catalog.entries.by_ids([job.id]):
+                await asyncio.sleep(0.02)
+        await rpc.call(it.maintainer.Purge, maintainer_pb.PurgeRequest(entry_id=job.id), timeout_s=10)
+        it.service._published.clear()
+        assert await it.backends.catalog.jobs.to_segment() == []
+        await it.backends.bus.publish(JobSucceeded(job.id, 1))
+        await it.settle()
+        assert len(it.events) == 1
+
+
+async def test_weights_that_cannot_be_loaded_are_not_read_again_for_each_clip(
+    small: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = list[str]()
+
+    def broken(name: str, _: object) -> None:
+        tried.append(name)
+        raise ModelError("segmenter: its weights are torn")
+
+    async with house(small) as it:
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "open_segmenter", broken)
+            jobs = [(await it.finish()).id for _ in range(3)]
+            assert len(tried) == 1
+            assert await it.backends.catalog.jobs.to_segment() == jobs
+        it.service._load_at = 0.0
+        await it.service.catch_up()
+        await it.settle()
+        assert [await it.mask(one) is not None for one in jobs] == [True] * 3
 
 
 async def test_a_continued_clip_is_segmented_in_its_own_frames(small: Settings) -> None:

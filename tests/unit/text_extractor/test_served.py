@@ -25,7 +25,7 @@ class Server:
     def __init__(self) -> None:
         self.answer: Callable[[str], str] = lambda prompt: "Object: a red fox runs\nBackground: in the snow"
         self.finish, self.status = "stop", 200
-        self.refuse = ""
+        self.refuse = self.fail = ""
         self.models: object = {"data": [{"id": "the-model"}]}
         self.bodies: list[dict[str, object]] = []
         self.keys: list[str | None] = []
@@ -42,6 +42,9 @@ class Server:
                 prompt = body["messages"][-1]["content"]
                 if server.refuse and server.refuse in prompt:
                     self._send({"error": "content filter"}, 400)
+                    return
+                if server.fail and server.fail in prompt:
+                    self._send({"error": "out of memory"}, 500)
                     return
                 content = server.answer(prompt)
                 self._send({"choices": [{"message": {"content": content}, "finish_reason": server.finish}]})
@@ -154,3 +157,12 @@ def test_any_answer_gives_pieces_of_the_prompt(prompt: str, answer: str) -> None
     if span is not None:
         piece, wanted = (words_of(text, len(text)) for text in (prompt[slice(*span)], answer))
         assert [word.text for word in piece] == [word.text for word in wanted]
+
+
+def test_a_prompt_on_which_the_server_fails_costs_its_own_parts_alone_and_is_asked_again(server: Server) -> None:
+    server.fail = "fight"
+    served = Served(f"{server.url}#m", "", 77)
+    failed, answered = served.extract(["a fight", PROMPT])
+    assert (failed.sure, failed.lasting, answered.sure, answered.lasting) == (False, False, True, True)
+    with pytest.raises(UnavailableError, match="500"):
+        served.extract(["a fight"])

@@ -1,15 +1,17 @@
 """The text extractor, asked over real gRPC."""
 
 import contextlib
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 import pytest
 
 from protos import text_extractor_pb2 as pb
 from protos.text_extractor_pb2_grpc import TextExtractorServiceStub
+from services.text_extractor import Extraction
 from services.text_extractor.service import MAX_PROMPTS, TextExtractorService
-from shared.domain.errors import InvalidRequestError
+from shared.domain.errors import DeadlineError, InvalidRequestError
 from shared.runtime import rpc
 from shared.runtime.settings import Settings
 from shared.service import running
@@ -64,6 +66,32 @@ async def test_a_prompt_is_extracted_once(settings: Settings, kept: int, calls: 
         for _ in range(2):
             await rpc.call(stub.Extract, pb.ExtractRequest(prompts=[FOX]), timeout_s=10)
         assert seen == calls
+
+
+async def test_an_answer_that_comes_too_late_is_there_for_the_next(settings: Settings) -> None:
+    async with house(settings) as (service, stub):
+        seen, extract = list[str](), service._extractor.extract
+
+        def slow(prompts: Sequence[str]) -> list[Extraction]:
+            seen.extend(prompts)
+            time.sleep(0.3)
+            return extract(prompts)
+
+        service._extractor.extract = slow  # type: ignore[method-assign]
+        with pytest.raises(DeadlineError):
+            await rpc.call(stub.Extract, pb.ExtractRequest(prompts=[FOX]), timeout_s=0.1)
+        await service._prompts.close()
+        (parts,) = (await rpc.call(stub.Extract, pb.ExtractRequest(prompts=[FOX]), timeout_s=10)).parts
+        assert (parts.sure, seen) == (True, [FOX])
+
+
+async def test_a_prompt_without_an_answer_is_asked_again(settings: Settings) -> None:
+    async with house(settings) as (service, stub):
+        answers = [Extraction(lasting=False), Extraction((0, 9), None, True)]
+        service._extractor.extract = lambda prompts: [answers.pop(0)]  # type: ignore[method-assign]
+        for sure in (False, True, True):
+            (parts,) = (await rpc.call(stub.Extract, pb.ExtractRequest(prompts=[FOX]), timeout_s=10)).parts
+            assert parts.sure is sure
 
 
 async def test_bad_input_names_field_and_rule(settings: Settings) -> None:

@@ -102,6 +102,19 @@ def test_lookups_of_every_t_count_alike() -> None:
     assert learned[0] == learned[1] == learned[2]
 
 
+def test_both_entries_of_a_pair_are_used_and_the_best_whole_prompt_is_not() -> None:
+    store = ExpectedStateStore(LEVELS)
+    for name in ("object", "background", "whole"):
+        offered(store, name, "ada", 0.0, room=100 * STATE)
+    store.looked_up([Wish("whole", 10, 10)], 7.0, pair=[Wish("object", 25, 25), Wish("background", 25, 25)])
+    silence = {name: 7.0 - store._entries.used_at[store._slot[name]] for name in ("object", "background", "whole")}
+    assert silence == {"object": 0.0, "background": 0.0, "whole": 7.0}
+    counted = store.demand._asked.sum(axis=(0, 1))
+    place = store.demand.place
+    # without either of both, K = 10; the whole prompt was of no use beside them
+    assert counted[place(25), place(10)] == counted.sum() == 2
+
+
 def test_it_learns_from_the_first_two_hundred_lookups_on_and_less_often_later() -> None:
     shelf, fitted_at = ExpectedStateStore(LEVELS), []
     for lookup in range(1, 8001):

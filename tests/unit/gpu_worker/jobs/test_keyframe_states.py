@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from services.gpu_worker.jobs.codecs import decode_state, needed_by
+from shared.domain.errors import BlobUnavailableError
 from shared.domain.messages import GenerateImage, StateLost, StateUsed, lane_of
 from shared.domain.types import Entry, Job, Modality, Plan, PlanSource, Size
 from tests import tiny_families
@@ -115,3 +116,23 @@ async def test_images_of_such_a_worker_keep_their_values(tiny_folder: Path, tmp_
         for state in job.result.captured:
             kept = decode_state(await bench.blobs.get(state.key, state.sha256), state.codec)
             assert np.isfinite(kept).all()
+
+
+async def test_a_state_that_the_store_refuses_is_a_hole_and_its_siblings_stay(
+    worker: WorkerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, states = worker.blobs.put, list[str]()
+
+    async def second_refused(key: str, data: bytes, **more: bool) -> str:
+        if key.startswith("states/"):
+            states.append(key)
+            if len(states) == 2:
+                raise BlobUnavailableError("the disk is full")
+        return await put(key, data, **more)
+
+    monkeypatch.setattr(worker.blobs, "put", second_refused)
+    job = await generated(worker)
+    assert job.result is not None, job.error
+    assert [state.key for state in job.result.captured] == sorted(
+        (states[0], states[2]), key=lambda key: int(key.rpartition("-")[2].partition(".")[0])
+    )
