@@ -24,15 +24,15 @@ def weights_hash(folder: Path) -> str:
     model_index.json (cards, tables, plots), variants and folders without a component do not count. The result is cached
     by every file's path, mtime and size. Raise ModelError if there is no safetensors file.
     """
-    files = tuple(_stamp(folder, path) for path in sorted(_parts(folder)))
+    files = tuple(_stamp(folder, path) for path in sorted(hashed_files(folder)))
     if not any(name.endswith(".safetensors") for name, _, _ in files):
         raise ModelError(f"no weights in {folder}: no .safetensors file")
     return _hash(str(folder), files)
 
 
-def _parts(folder: Path) -> list[Path]:
-    """Return the files that loading reads: the components of model_index.json (all folders if it names none), no
-    variants."""
+def hashed_files(folder: Path) -> list[Path]:
+    """Return the files that loading reads, in no order: the components of model_index.json (all folders if it names
+    none), no variants."""
     inside = [path for path in folder.rglob("*") if path.suffix in HASHED_SUFFIXES and path.name not in NOT_HASHED]
     named = set(components(folder))
     return [path for path in inside if _is_read(path.relative_to(folder), named)]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from shared.domain.errors import AfterimageError, ConfigurationError
+from shared.domain.errors import AfterimageError
 from shared.runtime.progress import say
 
 Optional = typer.Option
@@ -40,6 +40,7 @@ def run(
     from services.trainer.finetuning.settings import read_run_settings
 
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    settings = None
     try:
         settings = read_run_settings(config, {name: value for name, value in given.items() if value is not None})
         from services.trainer.finetuning.run import train
@@ -49,15 +50,21 @@ def run(
     except Exception as error:
         if alone or isinstance(error, ImportError):  # the command names the package
             raise
-        everywhere = isinstance(error, ConfigurationError)
         if not isinstance(error, AfterimageError):
             traceback.print_exc()
-        elif os.environ.get("RANK") == "0" or not everywhere:
+        elif _prints(error) if settings else os.environ.get("LOCAL_RANK") == "0":  # one line for a machine's file
             sys.stderr.write(f"afterimage: {error}\n")
         _leave(exit_code(error) if isinstance(error, AfterimageError) else 1)
     if not alone:
         _leave(code)
     raise typer.Exit(code)
+
+
+def _prints(error: AfterimageError) -> bool:
+    """Return whether this rank prints an error; where another one has found it, that one does."""
+    from services.trainer.finetuning.ranks.group import OtherRankError
+
+    return not isinstance(error, OtherRankError)
 
 
 def _leave(code: int) -> NoReturn:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import torch
 
 from services.trainer.finetuning.data.images import Source
-from services.trainer.finetuning.data.index import make_index, read_index, source_of
+from services.trainer.finetuning.data.index import Indexed, make_index, read_index, source_of
 from services.trainer.finetuning.data.training_data import TrainingData
 from services.trainer.finetuning.estimates import estimated
 from services.trainer.finetuning.loop import Loop
@@ -18,12 +20,15 @@ from services.trainer.finetuning.model.export import export_model, write_adapter
 from services.trainer.finetuning.model.loaded import Loaded, load
 from services.trainer.finetuning.model.sampling import write_samples
 from services.trainer.finetuning.optimizing import Updates
-from services.trainer.finetuning.ranks.group import Place, device_of, from_first, joined, place_of
+from services.trainer.finetuning.ranks.agreement import check_index, check_settings
+from services.trainer.finetuning.ranks.group import Place, device_of, joined, made_by_all, made_by_first, place_of
 from services.trainer.finetuning.ranks.steppers import new_stepper
 from services.trainer.finetuning.saving.checkpoints import Checkpoints
+from services.trainer.finetuning.saving.lock import locked
 from services.trainer.finetuning.saving.run_folder import RunFolder
 from services.trainer.finetuning.settings import RunSettings
-from shared.domain.errors import AfterimageError, ConfigurationError, ModelError
+from shared.domain.errors import ConfigurationError, ModelError
+from shared.models.weights import hashed_files
 
 READING_S = 86_400.0
 """Seconds that the other ranks wait while the first one fetches the checkpoint and reads every image once."""
@@ -65,14 +70,15 @@ def _train(settings: RunSettings, say: Callable[[str], None], estimate_only: boo
     import matplotlib  # noqa: F401  # the loss plot needs it: fail before hours of training
 
     place = place_of(os.environ)
-    settings.check_ranks(place.world)
     device = device_of(settings.device, place)
     folder = RunFolder(settings.out)
     report = say if place.leads else _ignore
-    with joined(place, device, settings.ranks.timeout_s):
-        source = _prepare(settings, folder, place, report)
+    with joined(place, device, settings.ranks.timeout_s), ExitStack() as kept:
+        check_settings(place, settings)
+        source = _prepare(settings, folder, place, report, kept)
+        rows = _rows(folder, place)
         model = load(settings, device, folder.encoded)
-        data = TrainingData(source, read_index(folder.folder), settings, model.base.card)
+        data = TrainingData(source, rows, settings, model.base.card)
         _describe(data, settings, model, report)
         stepper = new_stepper(settings, model, data.batch(0), folder, place, report)
         updates = Updates(stepper.parameters(), settings, fp16=model.dtype == torch.float16)
@@ -104,28 +110,35 @@ def _train(settings: RunSettings, say: Callable[[str], None], estimate_only: boo
         return loop
 
 
-def _prepare(settings: RunSettings, folder: RunFolder, place: Place, say: Callable[[str], None]) -> Source:
-    """Check the model, make the run's folder and its index on the first rank, and return the data set's source.
+def _prepare(
+    settings: RunSettings, folder: RunFolder, place: Place, say: Callable[[str], None], kept: ExitStack
+) -> Source:
+    """Check the model and the data, make the run's folder and its index on the first rank, and return the source.
 
-    Every rank raises an error of the first rank: no rank waits for it.
+    kept: gets the lock of the folder. Every rank raises an error where one does: no rank waits for it.
     """
-    source = source_of(settings.data, settings.seed)
-    wrong: AfterimageError | None = None
-    if place.leads:
-        try:
-            _, base = find_base(settings.model)
-            if base.resolve() == settings.out.resolve():
-                raise ConfigurationError(f"out: {settings.out} is the folder of the model; name another one")
-            folder.begin(settings)
-            make_index(source, folder.folder, say)
-        except AfterimageError as error:
-            wrong = error
-    said = from_first(place, None if wrong is None else str(wrong), patience_s=READING_S)
-    if wrong is not None:
-        raise wrong
-    if said is not None:
-        raise ConfigurationError(said)
+
+    def make() -> None:
+        _, base = find_base(settings.model)
+        if base.resolve() == settings.out.resolve():
+            raise ConfigurationError(f"out: {settings.out} is the folder of the model; name another one")
+        kept.enter_context(locked(folder.folder, say))
+        folder.begin(settings)
+        folder.check_files("model", {path.relative_to(base).as_posix(): path for path in hashed_files(base)}, say)
+        folder.check_files("data.path", {str(path): path for path in source.files()}, say)
+        make_index(source, folder.folder, say)
+
+    source = made_by_all(place, lambda: source_of(settings.data, settings.seed))[place.rank]
+    made_by_first(place, make, patience_s=READING_S)
     return source
+
+
+def _rows(folder: RunFolder, place: Place) -> list[Indexed]:
+    """Return the index that the first rank made, and check that all ranks read the same one."""
+    rows: list[Indexed] = []
+    made_by_all(place, lambda: rows.extend(read_index(folder.folder)))
+    check_index(place, hashlib.sha256(repr(rows).encode()).hexdigest(), str(folder.folder))
+    return rows
 
 
 def _describe(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import glob
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -180,7 +181,7 @@ def _beside(folder: Path, keys: dict[str, Any]) -> dict[str, Any]:
     """Return the keys of a file with its relative paths made relative to the file's folder."""
 
     def moved(value: object) -> object:
-        return str(folder.absolute() / value) if isinstance(value, str) and value else value
+        return str(folder / value) if isinstance(value, str) and value else value
 
     found = dict(keys)
     if "out" in found:
@@ -189,6 +190,8 @@ def _beside(folder: Path, keys: dict[str, Any]) -> dict[str, Any]:
         found["model"] = moved(model)
     if isinstance(data := found.get("data"), dict):
         own = {name: moved(data[name]) for name in ("path", "sprites") if name in data}
+        if isinstance(path := data.get("path"), str) and path.endswith(".tar"):
+            own["path"] = str(Path(glob.escape(str(folder))) / path)  # only the file's own * ? [ make a pattern
         found["data"] = data | own | ({"path": "scenes"} if data.get("path") == "scenes" else {})
     if isinstance(ranks := found.get("ranks"), dict) and "profile" in ranks:
         found["ranks"] = ranks | {"profile": moved(ranks["profile"])}

@@ -54,5 +54,9 @@ class ImageFolder:
             return Broken(where, f"file_name must be inside the folder (got {name!r})")
         return Captioned(name, caption, (name,))
 
+    def files(self) -> list[Path]:
+        images = [self.folder / row.place[0] for row in self.rows() if isinstance(row, Captioned)]
+        return [self.folder / METADATA, *images]
+
     def image(self, row: Captioned, size: Size | None) -> Image.Image:
         return opened((self.folder / row.place[0]).read_bytes())

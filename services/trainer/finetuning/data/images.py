@@ -43,6 +43,10 @@ class Source(Protocol):
         """Return every row, in an order that depends on the data alone. Raises ConfigurationError without any."""
         ...
 
+    def files(self) -> list[Path]:
+        """Return the files that rows and images depend on, whether they exist or not; none for rendered images."""
+        ...
+
     def image(self, row: Captioned, size: Size | None) -> Image.Image:
         """Return the image of a row in RGB; a source that renders its images renders one of `size`.
 

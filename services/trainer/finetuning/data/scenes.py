@@ -41,6 +41,9 @@ class Scenes:
             found.append(Captioned(f"scene {len(found)}", text, (*labels, *size)))
         return found
 
+    def files(self) -> list[Path]:
+        return []  # sprites of other contents are refused: their digest is in the code
+
     def image(self, row: Captioned, size: Size | None) -> Image.Image:
         *labels, width, height = row.place
         scene, layout = scene_of(np.array(labels, dtype=np.uint8))

@@ -25,13 +25,18 @@ class TarFiles:
     pattern: str
 
     def rows(self) -> list[Captioned | Broken]:
-        paths = sorted(glob.glob(self.pattern))
-        if not paths:
-            raise ConfigurationError(f"data.path: no tar file matches {self.pattern}")
-        found = [row for path in paths for row in _rows_of(Path(path))]
+        found = [row for path in self.files() for row in _rows_of(path)]
         if not found:
             raise ConfigurationError(f"data.path: no image in the tar files {self.pattern}")
         return found
+
+    def files(self) -> list[Path]:
+        """Return the tar files in the order of their names. Raises ConfigurationError without any."""
+        whole = Path(self.pattern)  # a file's own name may have brackets
+        paths = [whole] if whole.is_file() else [Path(path) for path in sorted(glob.glob(self.pattern))]
+        if not paths:
+            raise ConfigurationError(f"data.path: no tar file matches {self.pattern}")
+        return paths
 
     def image(self, row: Captioned, size: Size | None) -> Image.Image:
         path, start, length = row.place

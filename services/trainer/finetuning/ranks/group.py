@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from shared.domain.errors import ConfigurationError, UnavailableError
+from shared.domain.errors import AfterimageError, ConfigurationError, UnavailableError
 from shared.models.devices import chosen_device
 
 T = TypeVar("T")
@@ -23,6 +23,10 @@ class RankLostError(UnavailableError):
 
     Start the run again: it goes on from the last checkpoint. If the rank was only slow, raise `ranks.timeout_s`.
     """
+
+
+class OtherRankError(ConfigurationError):
+    """Another rank of the training run found an error, and prints it."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,46 @@ def from_first(place: Place, value: T, *, patience_s: float = 0.0) -> T:
     dist.broadcast_object_list(held, src=0, group=group, device=torch.device("cpu"))
     found: T = held[0]
     return found
+
+
+def made_by_first(place: Place, make: Callable[[], T], *, patience_s: float = 0.0) -> T:
+    """Return on every rank what `make` returns on the first one, which alone calls it.
+
+    Where it fails, the first rank raises its error, and the others raise OtherRankError. patience_s: see `from_first`.
+    """
+    held: list[T] = []
+    wrong: Exception | None = None
+    if place.leads:
+        try:
+            held.append(make())
+        except (AfterimageError, OSError) as error:
+            wrong = error
+    found, said = from_first(place, (held, None if wrong is None else str(wrong)), patience_s=patience_s)
+    if wrong is not None:
+        raise wrong
+    if said is not None:
+        raise OtherRankError(said)
+    return found[0]
+
+
+def made_by_all(place: Place, make: Callable[[], T]) -> list[T]:
+    """Return what `make` returns on each rank, in their order, on every rank.
+
+    Where it fails, the first rank that it fails on raises its error, and the others raise OtherRankError.
+    """
+    held: list[T] = []
+    wrong: AfterimageError | None = None
+    try:
+        held.append(make())
+    except AfterimageError as error:
+        wrong = error
+    found = gathered(place, (held, None if wrong is None else str(wrong)))
+    failed = [(rank, said) for rank, (_, said) in enumerate(found) if said is not None]
+    if wrong is not None and failed[0][0] == place.rank:
+        raise wrong
+    if failed:
+        raise OtherRankError(failed[0][1])
+    return [one for values, _ in found for one in values]
 
 
 def gathered(place: Place, value: T) -> list[T]:

@@ -6,9 +6,11 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from services.trainer.finetuning.data.fingerprint import difference, fingerprint, read_fingerprint, write_fingerprint
 from services.trainer.finetuning.data.index import FILE
 from services.trainer.finetuning.settings import RunSettings
 from shared.domain.errors import ConfigurationError, StorageFullError
@@ -46,20 +48,47 @@ class RunFolder:
         except ValueError as error:
             raise ConfigurationError(f"out: {path} is broken ({error}); name another folder, or remove it") from error
         changed = _changed(before, found)
-        if changed and any(one.name.isdigit() for one in self.checkpoints.glob("*")):
+        if changed and self._has_checkpoints():
             raise ConfigurationError(
                 f"out: {self.out} holds a run with another {changed[0]} ({_picked(before, changed[0])}); name "
                 "another folder, or remove this one"
             )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if INDEXED.intersection(changed):
-                (self.folder / FILE).unlink(missing_ok=True)
-            if not (self.folder / FILE).exists():  # kept outputs are named by its rows
-                shutil.rmtree(self.encoded, ignore_errors=True)
+            if INDEXED.intersection(changed) or not (self.folder / FILE).exists():
+                self._drop_index()
             self.write(path.name, found)
         except OSError as error:
             raise ConfigurationError(f"out: {self.folder} cannot be written: {error.strerror}") from error
+
+    def check_files(self, field: str, files: Mapping[str, Path], say: Callable[[str], None]) -> None:
+        """Record the digests of the files that the setting `field` names; where they changed, drop what was made of
+        them.
+
+        Raises ConfigurationError if they changed and there are checkpoints: the rest of the run would train on other
+        rows than its order, its held-out images and its kept outputs are for.
+        """
+        record = self.folder / f"{field.partition('.')[0]}-files.jsonl"
+        before = read_fingerprint(record)
+        now = fingerprint(files, before or {}, say)
+        trained = self._has_checkpoints()
+        if trained and before is not None and (differs := difference(before, now)):
+            raise ConfigurationError(
+                f"{field}: changed since the run in {self.out} began: {differs}; restore that, or name another folder "
+                "in out"
+            )
+        if not trained and (before is None or difference(before, now)):
+            self._drop_index()
+        if before != now:
+            write_fingerprint(record, now)
+
+    def _has_checkpoints(self) -> bool:
+        return any(one.name.isdigit() for one in self.checkpoints.glob("*"))
+
+    def _drop_index(self) -> None:
+        """Remove the index, and the kept outputs, which are named by its rows."""
+        (self.folder / FILE).unlink(missing_ok=True)
+        shutil.rmtree(self.encoded, ignore_errors=True)
 
     def write(self, name: str, content: Any) -> None:
         """Write one JSON file."""

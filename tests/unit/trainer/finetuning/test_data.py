@@ -15,7 +15,7 @@ from services.trainer.finetuning.data.buckets import bucket_sizes, grouped, near
 from services.trainer.finetuning.data.index import make_index, read_index, source_of
 from services.trainer.finetuning.data.order import Order, held_out
 from services.trainer.finetuning.data.training_data import TrainingData
-from services.trainer.finetuning.settings import DataSettings
+from services.trainer.finetuning.settings import DataSettings, read_run_settings
 from shared.domain.errors import ConfigurationError
 from shared.domain.types import Size
 from shared.models.card import ModelCard, SizeRule
@@ -108,6 +108,23 @@ def test_tar_files_are_read_at_their_offsets(photos: Path, tmp_path: Path) -> No
     assert [one.row.caption for one in rows[:2]] == ["a tall square", "from JSON"]
     image = source_of(DataSettings(path=str(tmp_path / "shard-*.tar")), 0).image(rows[3].row, None)
     assert image.tobytes() == Image.open(io.BytesIO(content)).convert("RGB").tobytes()
+
+
+def test_tar_files_are_found_below_folders_with_brackets(tmp_path: Path) -> None:
+    folder = tmp_path / "photos [2]"
+    folder.mkdir()
+    for name in ("a[1].tar", "b.tar"):
+        with tarfile.open(folder / name, "w"):
+            pass
+
+    def found(path: str) -> list[str]:
+        (folder / "job.toml").write_text(f'model = "m"\nout = "out"\n[data]\npath = "{path}"\n')
+        source = source_of(read_run_settings(folder / "job.toml", {}).data, 0)
+        return [one.name for one in source.files()]
+
+    assert found("*.tar") == ["a[1].tar", "b.tar"]
+    assert found("b.tar") == ["b.tar"]
+    assert found(f"{folder}/a[1].tar") == ["a[1].tar"]  # a whole name is no pattern
 
 
 def test_scenes_are_rendered_in_the_size_of_their_bucket(renderer: object, tmp_path: Path) -> None:

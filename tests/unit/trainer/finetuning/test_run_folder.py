@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from services.trainer.finetuning.data.index import FILE
+from services.trainer.finetuning.saving.lock import locked
 from services.trainer.finetuning.saving.run_folder import RunFolder
 from shared.domain.errors import ConfigurationError
 from tests.unit.trainer.finetuning.conftest import settings_of
@@ -46,3 +48,67 @@ def test_an_average_cannot_begin_after_a_checkpoint_without_one(folder: RunFolde
     (folder.checkpoints / "00000002").mkdir(parents=True)
     with pytest.raises(ConfigurationError, match=r"another optimizer\.ema_decay \(0\.0\)"):
         folder.begin(settings_of(tmp_path, tmp_path, folder.out))
+
+
+def quiet(line: str) -> None:
+    """Print nothing."""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """Two files of a data set."""
+    for name in ("0.png", "1.png"):
+        (tmp_path / name).write_text(name)
+    return {name: tmp_path / name for name in ("0.png", "1.png")}
+
+
+def test_changed_data_is_read_again_before_the_first_checkpoint(folder: RunFolder, files: dict[str, Path]) -> None:
+    folder.check_files("data.path", files, quiet)
+    assert not (folder.folder / FILE).exists()  # of a start without a record
+    (folder.folder / FILE).touch()
+    folder.encoded.mkdir()
+    folder.check_files("data.path", files, quiet)
+    assert (folder.folder / FILE).exists()
+    files["1.png"].write_text("2.png")  # as many bytes, another time
+    folder.check_files("data.path", files, quiet)
+    assert not (folder.folder / FILE).exists()
+    assert not folder.encoded.exists()
+
+
+def test_a_run_does_not_go_on_with_changed_data(folder: RunFolder, files: dict[str, Path]) -> None:
+    folder.check_files("data.path", files, quiet)
+    (folder.folder / FILE).touch()
+    (folder.checkpoints / "00000002").mkdir(parents=True)
+    os.utime(files["0.png"], (1, 1))  # a copy of the data has other times
+    folder.check_files("data.path", files, quiet)
+    third = files["0.png"].with_name("2.png")
+    third.write_text("2.png")
+    for changed, said in (
+        ({"0.png": files["0.png"]}, "1.png is missing"),
+        (files | {"2.png": third}, "2.png is new"),
+        ({"0.png": third, "1.png": files["1.png"]}, "0.png has other contents"),
+    ):
+        with pytest.raises(
+            ConfigurationError, match=rf"data\.path: changed since the run in \S+ began: {said}; restore"
+        ):
+            folder.check_files("data.path", changed, quiet)
+    folder.check_files("data.path", files, quiet)  # restored
+    assert (folder.folder / FILE).exists()
+
+
+def test_a_run_that_began_without_a_record_goes_on(folder: RunFolder, files: dict[str, Path]) -> None:
+    """An earlier version began it."""
+    (folder.checkpoints / "00000002").mkdir(parents=True)
+    folder.check_files("data.path", files, quiet)
+    assert (folder.folder / FILE).exists()
+
+
+def test_a_folder_has_one_run_at_a_time(folder: RunFolder) -> None:
+    with (
+        locked(folder.folder, quiet),
+        pytest.raises(ConfigurationError, match=rf"out: another run trains in \S+ \(process {os.getpid()} on \S+\)"),
+        locked(folder.folder, quiet),
+    ):
+        pass
+    with locked(folder.folder, quiet):
+        pass

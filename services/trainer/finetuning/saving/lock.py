@@ -1,0 +1,52 @@
+"""Lock of a run's folder: two runs in one folder would mix their checkpoints and metrics."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shared.domain.errors import ConfigurationError
+
+FILE = "lock"
+
+
+@contextmanager
+def locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of a folder, which is made if needed, while the block runs; it ends with the process too.
+
+    A file system without locks gets a line to `say`. Raises ConfigurationError where another process holds the lock,
+    with its number and machine, and where the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise ConfigurationError(f"out: {folder} cannot be written: {error.strerror}") from error
+    try:
+        _take(descriptor, folder, say)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, folder: Path, say: Callable[[str], None]) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "unknown"
+        raise ConfigurationError(
+            f"out: another run trains in {folder.parent} (process {holder}); wait for it or stop it, or name another "
+            "folder"
+        ) from None
+    except OSError as error:  # some network file systems have no locks
+        say(f"{folder} cannot be locked ({error.strerror}): start no second run in it")
+        return
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    except OSError:
+        pass  # on a full disk the lock holds without the name of its process
