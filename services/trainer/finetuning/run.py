@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -21,12 +21,15 @@ from services.trainer.finetuning.model.loaded import Loaded, load
 from services.trainer.finetuning.model.sampling import write_samples
 from services.trainer.finetuning.optimizing import Updates
 from services.trainer.finetuning.ranks.agreement import check_index, check_settings
+from services.trainer.finetuning.ranks.data_parallel import DataParallel
 from services.trainer.finetuning.ranks.group import Place, device_of, joined, made_by_all, made_by_first, place_of
+from services.trainer.finetuning.ranks.memory_advice import memory_advice
 from services.trainer.finetuning.ranks.steppers import new_stepper
 from services.trainer.finetuning.saving.checkpoints import Checkpoints
 from services.trainer.finetuning.saving.lock import locked
 from services.trainer.finetuning.saving.run_folder import RunFolder
 from services.trainer.finetuning.settings import RunSettings
+from services.trainer.finetuning.stepper import SingleProcess, Stepper
 from shared.domain.errors import ConfigurationError, ModelError
 from shared.models.weights import hashed_files
 
@@ -37,7 +40,8 @@ READING_S = 86_400.0
 class DeviceMemoryError(ModelError):
     """A training iteration needs more memory than the GPU has.
 
-    Set `ranks.micro_batch` to fewer images, or `gradient_checkpointing = true`; adapters (`[lora]`) need the least.
+    The message names the settings that lower the memory of this run: smaller passes (`ranks.micro_batch`, without a
+    pipeline), `gradient_checkpointing`, more ranks of a pipeline, no averaged weights, or adapters (`[lora]`).
     """
 
 
@@ -59,11 +63,6 @@ def train(settings: RunSettings, say: Callable[[str], None], *, estimate_only: b
     except OSError as error:
         said = f"{error.filename or settings.out}: {error.strerror or error}"
         raise RunFileError(f"{said}; the run goes on from its last checkpoint") from error
-    except torch.OutOfMemoryError as error:
-        raise DeviceMemoryError(
-            f"ranks.micro_batch: {settings.ranks.micro_batch or settings.batch} images need more memory than the GPU "
-            f"has; take fewer, or set gradient_checkpointing ({str(error).split('. ')[0]})"
-        ) from error
 
 
 def _train(settings: RunSettings, say: Callable[[str], None], estimate_only: bool) -> Loop:
@@ -73,7 +72,8 @@ def _train(settings: RunSettings, say: Callable[[str], None], estimate_only: boo
     device = device_of(settings.device, place)
     folder = RunFolder(settings.out)
     report = say if place.leads else _ignore
-    with joined(place, device, settings.ranks.timeout_s), ExitStack() as kept:
+    steppers: list[Stepper] = []
+    with _memory_named(settings, place, steppers), joined(place, device, settings.ranks.timeout_s), ExitStack() as kept:
         check_settings(place, settings)
         source = _prepare(settings, folder, place, report, kept)
         rows = _rows(folder, place)
@@ -81,6 +81,7 @@ def _train(settings: RunSettings, say: Callable[[str], None], estimate_only: boo
         data = TrainingData(source, rows, settings, model.base.card)
         _describe(data, settings, model, report)
         stepper = new_stepper(settings, model, data.batch(0), folder, place, report)
+        steppers.append(stepper)
         updates = Updates(stepper.parameters(), settings, fp16=model.dtype == torch.float16)
 
         def on_first(work: Callable[[], None]) -> None:
@@ -108,6 +109,20 @@ def _train(settings: RunSettings, say: Callable[[str], None], estimate_only: boo
             if not loop.stopped_by:
                 on_first(lambda: _export(settings, model, data, report))
         return loop
+
+
+@contextmanager
+def _memory_named(settings: RunSettings, place: Place, steppers: Sequence[Stepper]) -> Iterator[None]:
+    """Raise DeviceMemoryError for torch's error, with what to change for the stepper, once there is one."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        pipeline = place.world > 1 and settings.ranks.parallel == "pipeline"  # while it is loaded and measured
+        if steppers:
+            pipeline = not isinstance(steppers[0], SingleProcess | DataParallel)
+        advice = memory_advice(settings, place.world, pipeline=pipeline)
+        said = str(error).split(". ")[0]
+        raise DeviceMemoryError(f"rank {place.rank}: the GPU has too little memory ({said}): {advice}") from error
 
 
 def _prepare(

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from services.trainer.finetuning.ranks.memory_advice import memory_advice
 from services.trainer.finetuning.settings import RunSettings
 from services.trainer.pipeline.comparison import as_json, compare
 from services.trainer.pipeline.costs.profile import Profile
 from services.trainer.pipeline.plans import Plan
+from services.trainer.pipeline.search import LARGEST_GROUP, best_plan
 from services.trainer.pipeline.settings import PlanSettings
 from shared.domain.errors import ConfigurationError
+from shared.models.memory import said
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,21 @@ def chosen(settings: RunSettings, world: int, profile: Profile | None, memory_by
     report = as_json(found, profile)
     if parallel == "pipeline":
         if found.plan is None:
-            raise ConfigurationError(f"ranks.parallel: no pipeline fits {world} ranks and batch {settings.batch}")
+            raise ConfigurationError(_no_pipeline(settings, profile, job))
         shape = f"S = {found.plan.stages}, M = {found.plan.micro_batches}, D = {found.plan.group}"
-        said = f"a pipeline with {shape}, about {found.plan.seconds:.3g} s an iteration"
+        how = f"a pipeline with {shape}, about {found.plan.seconds:.3g} s an iteration"
         advice = "" if found.worth_it else f", as ranks.parallel asks. The planner: {found.verdict}"
-        return Choice(said + advice, found.plan, report)
+        return Choice(how + advice, found.plan, report)
     if found.worth_it:
         return Choice(found.verdict, found.plan, report)
     return Choice(f"data parallel (DDP). The planner: {found.verdict}", None, report)
+
+
+def _no_pipeline(settings: RunSettings, profile: Profile, job: PlanSettings) -> str:
+    """Return why no pipeline fits, and what to change."""
+    wrong = f"ranks.parallel: no pipeline fits {job.devices} ranks and batch {job.batch}"
+    anywhere = job.model_copy(update={"device_memory_bytes": None, "fill": False})
+    if job.device_memory_bytes is None or best_plan(profile, anywhere) is None:
+        return f"{wrong}: take ranks whose number has a divisor from 2 to {LARGEST_GROUP}, and a batch that it divides"
+    advice = memory_advice(settings, job.devices, pipeline=True)
+    return f"{wrong} in {said(int(job.device_memory_bytes))} of memory a GPU: {advice}"

@@ -12,12 +12,13 @@ from services.trainer.finetuning.batches import Batch
 from services.trainer.finetuning.model.loaded import Loaded
 from services.trainer.finetuning.ranks.choice import Choice, chosen
 from services.trainer.finetuning.ranks.data_parallel import DataParallel
-from services.trainer.finetuning.ranks.group import Place, from_first, gathered
+from services.trainer.finetuning.ranks.group import Place, from_first, gathered, made_by_first
 from services.trainer.finetuning.saving.run_folder import RunFolder
 from services.trainer.finetuning.settings import RunSettings
 from services.trainer.finetuning.stepper import SingleProcess, Stepper
 from services.trainer.pipeline.costs.profile import Profile
 from services.trainer.pipeline.costs.profile_file import read_profile
+from services.trainer.pipeline.costs.recomputing import recomputed
 from services.trainer.pipeline.drawing import draw
 from shared.domain.errors import ConfigurationError
 
@@ -38,7 +39,11 @@ def new_stepper(
             say("one rank: a pipeline needs several, and ranks.parallel has no effect")
         return SingleProcess(*parts, micro_batch=micro_batch, autocast=model.autocast)
     profile = _profile(settings, model, batch, folder, place, say)
-    choice = chosen(settings, place.world, profile, _memory(model, place))
+    if profile is not None and settings.gradient_checkpointing:
+        profile = recomputed(profile)
+    memory_bytes = _memory(model, place)
+    # searched once: processors that round differently could plan differently
+    choice = made_by_first(place, lambda: chosen(settings, place.world, profile, memory_bytes))
     say(f"{place.world} ranks: {choice.why}")
     if choice.report is not None and place.leads:
         folder.write(PLAN, choice.report)
@@ -64,16 +69,26 @@ def _profile(
     if ranks.parallel == "data" or (ranks.parallel == "auto" and ranks.profile is None):
         return None
     if ranks.profile is not None:
-        found = read_profile(ranks.profile)
+        path = ranks.profile
+        found = made_by_first(place, lambda: read_profile(path))  # it may differ between machines
         return found.model_copy(update={"frozen": ()}) if settings.data.keep_encoded else found
     source = profile_source(settings, model, place.world)
     earlier = from_first(place, _earlier(folder.folder / PROFILE, source) if place.leads else None)
     if earlier is not None:
-        return earlier
+        return with_state(earlier, settings)
     found = _measured(model, batch, place.world, source, say)
     if place.leads:
         folder.write(PROFILE, found.model_dump(mode="json"))
-    return found
+    return with_state(found, settings)
+
+
+def with_state(profile: Profile, settings: RunSettings) -> Profile:
+    """Return a measured profile with what this run keeps for a byte of weights: AdamW's two averages of the trained
+    ones, and their averaged weights."""
+    layers = [layer for backbone in profile.backbones for layer in backbone.layers]
+    weights, trained = sum(one.parameter_bytes for one in layers), sum(one.gradient_bytes for one in layers)
+    kept = (3 if settings.optimizer.ema_decay else 2) * trained / (weights or 1)
+    return profile.model_copy(update={"optimizer_bytes_per_parameter_byte": kept})
 
 
 def profile_source(settings: RunSettings, model: Loaded, world: int) -> str:

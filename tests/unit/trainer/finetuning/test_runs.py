@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from torch.nn.utils import parameters_to_vector
 from typer.testing import CliRunner
 
 from services.cli import app as cli
 from services.trainer.finetuning.data.index import make_index, source_of
 from services.trainer.finetuning.model.checkpoint import load_base
-from services.trainer.finetuning.run import train
+from services.trainer.finetuning.run import DeviceMemoryError, train
 from services.trainer.finetuning.saving.lock import locked
 from services.trainer.finetuning.saving.run_folder import RunFolder
 from services.trainer.finetuning.settings import read_run_settings
@@ -323,6 +324,17 @@ def test_an_estimate_does_not_train(whole: Run, tmp_path: Path) -> None:
     assert "for 1,000 iterations of 4 images" in said
     assert not (tmp_path / "new" / "training" / "metrics.jsonl").read_text()
     assert json.loads((tmp_path / "new" / "training" / "settings.json").read_text())["iterations"] == 1000
+
+
+def test_too_little_memory_is_one_error_with_what_to_change(disturbed: Run) -> None:
+    def full(line: str) -> None:
+        if "parameters are trained on it" in line:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    with pytest.raises(
+        DeviceMemoryError, match=r"^rank 0: the GPU has too little memory \(CUDA out of memory\): set ranks"
+    ):
+        train(read_run_settings(disturbed.job, {}), full)
 
 
 def test_the_bundled_small_is_fine_tuned_with_its_card(photos: Path, tmp_path: Path) -> None:
