@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -19,6 +18,7 @@ from shared.models.k_table import MODM
 from shared.models.state_codecs import codec_of
 from shared.runtime.settings.cache import AFTERIMAGE_LEVELS
 from shared.runtime.settings_names import in_words
+from shared.runtime.toml_file import read_toml
 
 FOLDER = Path(__file__).parent / "policies"
 """Settings files that ship, one per policy name."""
@@ -175,11 +175,9 @@ def read_policy(name: str) -> PolicySettings:
     if not path.is_file():
         raise ConfigurationError(f"policy {name!r}: give one of {', '.join(shipped())}, or a .toml file that exists")
     try:
-        return PolicySettings.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        return PolicySettings.model_validate(read_toml(path, "policy"))
     except ValidationError as error:
         raise ConfigurationError(f"policy {path}: {in_words(error)}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"policy {path}: cannot be read as TOML: {error}") from error
 
 
 def shipped() -> Sequence[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -11,6 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from shared.domain.errors import ConfigurationError, InvalidRequestError
+from shared.runtime.toml_file import read_toml
 
 Budgets = tuple[Annotated[int, Field(ge=1)], ...]
 
@@ -132,14 +132,10 @@ def read_study(path: Path | None, given: Mapping[str, Any]) -> Study:
     Both name the key, the rule and the value.
     """
     try:
-        keys = tomllib.loads(path.read_text(encoding="utf-8")) if path else {}
+        keys = read_toml(path, "study") if path else {}
         if "states" in given:
             keys = {name: value for name, value in keys.items() if name not in ("bytes", "entries")}
         return Study.model_validate(keys | dict(given))
-    except FileNotFoundError:
-        raise ConfigurationError(f"study {path}: no such file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigurationError(f"study {path}: cannot be read as TOML: {error}") from error
     except ValidationError as error:
         wrong = _broken(error)
     except InvalidRequestError as error:

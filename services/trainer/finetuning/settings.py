@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import glob
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from services.trainer.pipeline.costs.profile_file import broken_rule
+from services.trainer.pipeline.costs.profile_file import broken_setting
 from shared.domain.errors import ConfigurationError
+from shared.runtime.toml_file import read_toml
 
 FULL_RATE, LORA_RATE = 1e-5, 1e-4
 WARMUP = 100
@@ -165,16 +164,11 @@ def read_run_settings(path: Path, given: Mapping[str, Any]) -> RunSettings:
 
     Relative paths in the file are relative to the file. Raises ConfigurationError with path, key and rule.
     """
-    try:
-        keys = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigurationError(f"config {path}: no such file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigurationError(f"config {path}: cannot be read as TOML: {error}") from error
+    keys = read_toml(path, "config")
     try:
         return RunSettings.model_validate(_beside(path.parent.resolve(), keys) | dict(given))
     except ValidationError as error:
-        raise ConfigurationError(f"config {path}: {_broken(error)}") from None
+        raise ConfigurationError(f"config {path}: {broken_setting(error, RunSettings)}") from None
 
 
 def _beside(folder: Path, keys: dict[str, Any]) -> dict[str, Any]:
@@ -196,19 +190,3 @@ def _beside(folder: Path, keys: dict[str, Any]) -> dict[str, Any]:
     if isinstance(ranks := found.get("ranks"), dict) and "profile" in ranks:
         found["ranks"] = ranks | {"profile": moved(ranks["profile"])}
     return found
-
-
-def _broken(error: ValidationError) -> str:
-    """Return the first broken rule in one line; for an unknown key with the most similar known key."""
-    first = error.errors()[0]
-    if first["type"] != "extra_forbidden":
-        rule = broken_rule(error)
-        return rule if first["loc"] else f"settings: {rule}"
-    *tables, key = [str(part) for part in first["loc"]]
-    known: Any = RunSettings
-    for name in tables:
-        annotation = known.model_fields[name].annotation
-        known = LoraSettings if name == "lora" else annotation
-    nearest = difflib.get_close_matches(key, known.model_fields, n=1)
-    said = f"{'.'.join([*tables, key])}: no such key"
-    return said + (f"; did you mean {nearest[0]}?" if nearest else f"; there are {', '.join(known.model_fields)}")

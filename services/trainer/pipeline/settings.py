@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from services.trainer.pipeline.costs.profile_file import broken_rule
+from services.trainer.pipeline.costs.profile_file import broken_setting
 from services.trainer.pipeline.filling.iteration import MINIMUM_BUBBLE_S
 from services.trainer.pipeline.filling.one_bubble import LOCAL_SIZES
 from shared.domain.errors import ConfigurationError, InvalidRequestError
+from shared.runtime.toml_file import read_toml
 
 Counts = tuple[Annotated[int, Field(ge=1, le=1024)], ...]
 
@@ -68,30 +67,14 @@ def read_settings(path: Path | None, given: Mapping[str, Any]) -> PlanSettings:
     """
     keys: dict[str, Any] = {}
     if path is not None:
-        try:
-            keys = tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigurationError(f"config {path}: no such file") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigurationError(f"config {path}: cannot be read as TOML: {error}") from error
+        keys = read_toml(path, "config")
         if isinstance(keys.get("profile"), str):
             keys["profile"] = path.parent / keys["profile"]
     try:
         return PlanSettings.model_validate(keys | dict(given))
     except ValidationError as error:
-        wrong = _broken(error)
+        wrong = broken_setting(error, PlanSettings)
     if path is not None:
         raise ConfigurationError(f"config {path}: {wrong}")
     field, _, rule = wrong.partition(": ")
     raise InvalidRequestError(field, rule)
-
-
-def _broken(error: ValidationError) -> str:
-    """Return the first broken rule in one line; for an unknown key with the most similar known key."""
-    first = error.errors()[0]
-    if first["type"] == "extra_forbidden":
-        key = str(first["loc"][0])
-        nearest = difflib.get_close_matches(key, PlanSettings.model_fields, n=1)
-        return f"{key}: no such key" + (f"; did you mean {nearest[0]}?" if nearest else "")
-    rule = broken_rule(error)
-    return rule if first["loc"] else f"settings: {rule}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from pathlib import Path
+from typing import get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from services.trainer.pipeline.costs.profile import Profile
 from shared.domain.errors import ConfigurationError
@@ -44,6 +46,21 @@ def broken_rule(error: ValidationError) -> str:
     simple = first["type"] not in ("missing", "value_error", "extra_forbidden")
     got = f" (got {repr(first['input'])[:LONGEST]})" if simple else ""
     return f"{field}: {rule}{got}" if field else f"{rule}{got}"
+
+
+def broken_setting(error: ValidationError, settings: type[BaseModel]) -> str:
+    """Return the first broken rule of a settings file in one line; an unknown key with the most similar known key."""
+    first = error.errors()[0]
+    if first["type"] != "extra_forbidden":
+        rule = broken_rule(error)
+        return rule if first["loc"] else f"settings: {rule}"
+    *tables, key = map(str, first["loc"])
+    for name in tables:
+        annotation = settings.model_fields[name].annotation
+        settings = next(one for one in (annotation, *get_args(annotation)) if hasattr(one, "model_fields"))
+    nearest = difflib.get_close_matches(key, settings.model_fields, n=1)
+    said = f"{'.'.join([*tables, key])}: no such key"
+    return said + (f"; did you mean {nearest[0]}?" if nearest else f"; there are {', '.join(settings.model_fields)}")
 
 
 def write_profile(profile: Profile, path: Path) -> None:
