@@ -127,8 +127,13 @@ def plan(
 
 @app.command("simulate")
 def simulate(
-    stages: Annotated[int, Optional(min=1, max=64, help="Number of stages S.")] = 4,
-    micro_batches: Annotated[int, Optional(min=1, max=1024, help="Number of micro-batches M.")] = 4,
+    config: Annotated[
+        Path | None, typer.Argument(help="Settings of a job for `plan` (.toml), which options override.")
+    ] = None,
+    stages: Annotated[int | None, Optional(min=1, max=64, help="Number of stages S (default 4).")] = None,
+    micro_batches: Annotated[
+        int | None, Optional(min=1, max=1024, help="Number of micro-batches M (default 4).")
+    ] = None,
     frozen_share: Annotated[
         float | None,
         Optional(min=0, max=100, help="Time of the frozen part over that of the trainable part, for equal layers."),
@@ -136,7 +141,10 @@ def simulate(
     profile: Annotated[Path | None, Optional(help="Profile of the model and the cluster (.json) instead.")] = None,
     batch: Annotated[int | None, Optional(min=1, help="Samples of one iteration; with a profile only.")] = None,
     devices: Annotated[
-        int | None, Optional(min=1, help="Devices of the pipeline (default: one for each stage); with a profile only.")
+        int | None,
+        Optional(
+            min=1, help="Devices of the pipeline (default: the file's, or one for each stage); with a profile only."
+        ),
     ] = None,
     self_conditioning: SelfConditioning = None,
     no_fill: NoFill = False,
@@ -152,41 +160,51 @@ def simulate(
     of each device: the setting of Fig. 4 of DiffusionPipe. With --profile the layers have their profiled times.
     bubble_of_iteration is the idle share of all device time. bubble_of_frozen is the bubble time before filling, over
     the time of the frozen part. The JSON also has the table of actions and each bubble: start, end, idle devices, and
-    the frozen layers that run in it.
+    the frozen layers that run in it. A file with one number in stages, micro_batches or group_sizes needs no option
+    for it.
 
     [bold]Examples[/bold]
 
       afterimage train simulate --frozen-share 0.4384 --stages 4 --micro-batches 4 --no-fill --json
 
       afterimage train simulate --profile profile.json --batch 256 --stages 4 --micro-batches 8
+
+      afterimage train simulate job.toml --stages 2 --micro-batches 8
     """
     from services.trainer.pipeline.comparison import plan_as_json
-    from services.trainer.pipeline.costs.profile_file import read_profile
     from services.trainer.pipeline.costs.uniform import uniform_batch, uniform_profile
     from services.trainer.pipeline.plans import filled, make_plan
     from services.trainer.pipeline.search import directions
     from services.trainer.pipeline.settings import read_settings
 
-    if (frozen_share is None) == (profile is None):
-        raise InvalidRequestError("frozen-share", "give either --frozen-share or --profile")
-    if profile is None:
-        given = {"batch": uniform_batch(stages, micro_batches), "devices": stages}
-        if batch is not None or devices is not None:
-            raise InvalidRequestError("batch", "--batch and --devices need a --profile; equal layers have no sizes")
-        model = uniform_profile(frozen_share or 0.0, stages, given["batch"])
-    else:
-        model = read_profile(profile)
-        given = {"batch": batch or 256, "devices": devices or stages}
     typed: dict[str, Any] = {
-        **given,
+        "profile": profile,
+        "batch": batch,
+        "devices": devices,
         "self_conditioning": self_conditioning,
         "minimum_bubble_s": minimum_bubble_s,
         "beam_width": beam_width,
-        "partial_batches": not no_partial_batches,
+        "partial_batches": False if no_partial_batches else None,
+        "fill": False if no_fill else None,
     }
-    settings = read_settings(None, {name: value for name, value in typed.items() if value is not None})
+    given = {name: value for name, value in typed.items() if value is not None}
+    job = read_settings(config, given) if config is not None else None
+    stages = stages or _only("stages", job, 4)
+    micro_batches = micro_batches or _only("micro_batches", job, 4)
+    if (frozen_share is None) == (profile is None and (job is None or job.profile is None)):
+        raise InvalidRequestError("frozen-share", "give either --frozen-share or --profile")
+    if frozen_share is None:
+        settings = job or read_settings(None, {"devices": stages} | given)
+        model = _profile(settings)
+    else:
+        if batch is not None or devices is not None:
+            raise InvalidRequestError("batch", "--batch and --devices need a --profile; equal layers have no sizes")
+        shape = {"batch": uniform_batch(stages, micro_batches), "devices": stages}
+        settings = read_settings(config, given | shape)
+        model = uniform_profile(frozen_share, stages, shape["batch"])
+    group = _only("group_sizes", settings, settings.devices)
     made = [
-        make_plan(model, way, settings, stages=stages, micro_batches=micro_batches, group=settings.devices)
+        make_plan(model, way, settings, stages=stages, micro_batches=micro_batches, group=group)
         for way in directions(model, settings)
     ]
     found = [one for one in made if one is not None]
@@ -194,11 +212,11 @@ def simulate(
         raise InvalidRequestError(
             "stages",
             f"S must divide the devices and be at most the number of layers, and each micro-batch must divide over the "
-            f"devices of a stage: batch {settings.batch}, devices {settings.devices}, M {micro_batches}",
+            f"devices of a stage: batch {settings.batch}, devices {group}, M {micro_batches}",
             stages,
         )
     best = min(found, key=lambda one: one.seconds)
-    shown = best if no_fill else filled(best, model, settings)
+    shown = filled(best, model, settings) if settings.fill else best
     figures = figures_of(shown)
     if svg is not None:
         _write(svg, _drawn(shown, model), "svg")
@@ -233,6 +251,14 @@ def _profile(settings: PlanSettings) -> Profile:
     if settings.profile is None:
         raise InvalidRequestError("profile", "name a profile with --profile, or in the config file")
     return read_profile(settings.profile)
+
+
+def _only(field: str, settings: PlanSettings | None, default: int) -> int:
+    """Return the one number that the settings have for a field; the default without any."""
+    found: tuple[int, ...] = () if settings is None else getattr(settings, field)
+    if len(found) > 1:
+        raise InvalidRequestError(field, f"a simulation needs one number; the file has {', '.join(map(str, found))}")
+    return found[0] if found else default
 
 
 def _counts(field: str, text: str | None) -> tuple[int, ...] | None:

@@ -70,6 +70,23 @@ def test_simulate_draws_a_profile(model: Path, tmp_path: Path) -> None:
     assert "micro-batch 1" in (tmp_path / "one.svg").read_text()
 
 
+def test_simulate_reads_the_config_of_plan(model: Path, tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(
+        'profile = "p.json"\nbatch = 32\ndevices = 4\nmicro_batches = [2]\ngroup_sizes = [2]\nfill = false\n'
+    )
+    found = json.loads(run("simulate", str(job), "--stages", "2", "--json"))
+    plan = found["plan"]
+    assert (plan["stages"], plan["micro_batches"], plan["group"], plan["groups"]) == (2, 2, 2, 2)
+    assert found["bubble_of_iteration"] == found["bubble_of_iteration_unfilled"]
+    assert (
+        json.loads(run("simulate", str(job), "--stages", "2", "--batch", "16", "--json"))["plan"]["batch_of_group"] == 8
+    )
+    job.write_text('profile = "p.json"\nstages = [2, 4]\n')
+    with pytest.raises(AfterimageError, match="stages: a simulation needs one number; the file has 2, 4"):
+        run("simulate", str(job))
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
