@@ -48,7 +48,7 @@ class Stopwatch:
             self._marks.append(time.perf_counter())
 
     def seconds(self) -> list[float]:
-        """Wait for the device and return the seconds between the marks; forget them."""
+        """Wait for the device and return the seconds between the marks; clear them."""
         marks, self._marks = self._marks, []
         if self._device.type != "cuda":
             return [after - before for before, after in itertools.pairwise(marks)]

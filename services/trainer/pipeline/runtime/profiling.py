@@ -1,4 +1,4 @@
-"""The profile of a job on the ranks at hand: its layers, measured while all ranks are busy, and its links."""
+"""The profile of a job on the ranks of this run: its layers, measured while all ranks are busy, and its links."""
 
 from __future__ import annotations
 
