@@ -94,6 +94,8 @@ class Loop:
             if not last and (number := stop.number()):
                 if saved != self.done:
                     self.save()
+                if self.place.leads:
+                    self.folder.plot()
                 self.say(f"stopped after iteration {self.done:,}, with a checkpoint; the same command goes on from it")
                 self.stopped_by = number
                 return

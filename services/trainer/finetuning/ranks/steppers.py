@@ -41,7 +41,7 @@ def new_stepper(
     profile = _profile(settings, model, batch, folder, place, say)
     if profile is not None and settings.gradient_checkpointing:
         profile = recomputed(profile)
-    memory_bytes = _memory(model, place)
+    memory_bytes = _memory(settings, model, place)
     # searched once: processors that round differently could plan differently
     choice = made_by_first(place, lambda: chosen(settings, place.world, profile, memory_bytes))
     say(f"{place.world} ranks: {choice.why}")
@@ -54,11 +54,22 @@ def new_stepper(
     return _pipeline(settings, model, choice, profile, place)
 
 
-def _memory(model: Loaded, place: Place) -> float | None:
-    """Return the bytes of the smallest of the ranks' GPUs; None on CPUs, whose memory the ranks share."""
+def _memory(settings: RunSettings, model: Loaded, place: Place) -> float | None:
+    """Return the bytes of the smallest of the ranks' GPUs; None on CPUs, whose memory the ranks share.
+
+    Encoders whose outputs are kept are not in the profile, but on the GPU.
+    """
     if model.device.type != "cuda":
         return None
-    return float(min(gathered(place, torch.cuda.get_device_properties(model.device).total_memory)))
+    whole = min(gathered(place, torch.cuda.get_device_properties(model.device).total_memory))
+    return float(whole - (encoder_bytes(model) if settings.data.keep_encoded else 0))
+
+
+def encoder_bytes(model: Loaded) -> int:
+    """Return the bytes of the weights of all components but the denoiser."""
+    parts = [part for name, part in model.base.pipeline.components.items() if name != model.base.denoiser_name]
+    modules = [part for part in parts if isinstance(part, torch.nn.Module)]
+    return sum(one.numel() * one.element_size() for module in modules for one in module.parameters())
 
 
 def _profile(

@@ -18,7 +18,7 @@ from services.trainer.finetuning.model.kept import KeptEncoders
 from services.trainer.finetuning.model.loaded import Loaded, load
 from services.trainer.finetuning.ranks.group import Place
 from services.trainer.finetuning.ranks.pipeline import new_training
-from services.trainer.finetuning.ranks.steppers import new_stepper
+from services.trainer.finetuning.ranks.steppers import encoder_bytes, new_stepper
 from services.trainer.finetuning.saving.run_folder import RunFolder
 from services.trainer.finetuning.settings import LoraSettings
 from services.trainer.finetuning.stepper import Encoders, SingleProcess
@@ -244,6 +244,13 @@ def test_one_rank_runs_no_pipeline_and_says_so(folders: dict[str, Path], photos:
     made = new_stepper(settings, model, batch(1, 2, 3, 4), RunFolder(tmp_path), Place(), said.append)
     assert isinstance(made, SingleProcess)
     assert said == ["one rank: a pipeline needs several, and ranks.parallel has no effect"]
+
+
+def test_encoders_that_stay_on_a_gpu_are_counted(folders: dict[str, Path], photos: Path, tmp_path: Path) -> None:
+    model = load(settings_of(folders["sdxl"], photos, tmp_path), torch.device("cpu"), tmp_path)
+    pipeline = model.base.pipeline
+    counts = [one.num_parameters() for one in (pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2)]
+    assert encoder_bytes(model) == 4 * sum(counts)
 
 
 def test_fp32_layers_of_a_half_precision_base_are_trained(folders: dict[str, Path]) -> None:

@@ -168,6 +168,7 @@ def test_a_run_stops_at_a_signal_with_a_checkpoint(whole: Run, disturbed: Run) -
     assert train(settings, interrupted).stopped_by == signal.SIGINT
     assert said[-1] == "stopped after iteration 1, with a checkpoint; the same command goes on from it"
     assert not (disturbed.folder / "out" / "model_index.json").exists()
+    assert (disturbed.files.folder / "loss.png").exists()
     assert train(settings, interrupted).stopped_by == 0
     assert f"goes on after iteration 1, from {disturbed.files.checkpoints}" in said
     assert disturbed.losses() == whole.losses()
