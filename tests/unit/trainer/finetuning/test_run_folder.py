@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,23 @@ def test_a_folder_has_one_run_at_a_time(folder: RunFolder) -> None:
         pass
     with locked(folder.folder, quiet):
         pass
+
+
+def test_the_lock_of_another_machine_is_awaited(folder: RunFolder) -> None:
+    said = list[str]()
+    with ExitStack() as other:
+        other.enter_context(locked(folder.folder, quiet))
+        (folder.folder / "lock").write_text("7 on elsewhere")
+        with (
+            pytest.raises(ConfigurationError, match=r"out: another run trains in \S+ \(process 7 on elsewhere\)"),
+            locked(folder.folder, quiet, lease_s=0),
+        ):
+            pass
+
+        def fail(line: str) -> None:
+            """Release the lock, as a network file system does for a machine that failed."""
+            said.append(line)
+            other.close()
+
+        with locked(folder.folder, fail):
+            assert said == [f"waiting up to 120 s for the lock of {folder.folder}, which process 7 on elsewhere holds"]
