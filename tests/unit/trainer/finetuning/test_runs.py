@@ -257,6 +257,10 @@ def test_one_rank_names_what_ranks_read_differently(base: Path, photos: Path, tm
     assert first_line(run).startswith("afterimage: optimizer.rate: rank 1 has 0.002, and the first rank 0.001; ")
     assert not (run.folder / "1.log").read_text()
     assert not run.files.folder.exists()
+    run.job.write_text(run.job.read_text() + 'profile = "none.json"\n')
+    assert [ended(one) for one in run.start(world=2)] == [os.EX_CONFIG] * 2
+    assert f"afterimage: profile {run.folder / 'none.json'}: no such file\n" in (run.folder / "0.log").read_text()
+    assert not (run.folder / "1.log").read_text()  # the first rank alone reads it
 
 
 def test_a_second_run_in_the_folder_is_refused(whole: Run) -> None:
