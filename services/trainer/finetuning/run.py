@@ -20,7 +20,7 @@ from services.trainer.finetuning.model.export import export_model, write_adapter
 from services.trainer.finetuning.model.loaded import Loaded, load
 from services.trainer.finetuning.model.sampling import write_samples
 from services.trainer.finetuning.optimizing import Updates
-from services.trainer.finetuning.ranks.agreement import check_index, check_settings
+from services.trainer.finetuning.ranks.agreement import check_same, check_settings
 from services.trainer.finetuning.ranks.data_parallel import DataParallel
 from services.trainer.finetuning.ranks.group import Place, device_of, joined, made_by_all, made_by_first, place_of
 from services.trainer.finetuning.ranks.memory_advice import memory_advice
@@ -78,6 +78,8 @@ def _train(settings: RunSettings, say: Callable[[str], None], estimate_only: boo
         source = _prepare(settings, folder, place, report, kept)
         rows = _rows(folder, place)
         model = load(settings, device, folder.encoded)
+        if place.world > 1:
+            check_same(place, model.base.card.weights_hash, f"model: {settings.model}")
         data = TrainingData(source, rows, settings, model.base.card)
         _describe(data, settings, model, report)
         stepper = new_stepper(settings, model, data.batch(0), folder, place, report)
@@ -152,7 +154,7 @@ def _rows(folder: RunFolder, place: Place) -> list[Indexed]:
     """Return the index that the first rank made, and check that all ranks read the same one."""
     rows: list[Indexed] = []
     made_by_all(place, lambda: rows.extend(read_index(folder.folder)))
-    check_index(place, hashlib.sha256(repr(rows).encode()).hexdigest(), str(folder.folder))
+    check_same(place, hashlib.sha256(repr(rows).encode()).hexdigest(), f"out: the index in {folder.folder}")
     return rows
 
 

@@ -28,16 +28,18 @@ def check_settings(place: Place, settings: RunSettings) -> None:
     made_by_first(place, check)
 
 
-def check_index(place: Place, digest: str, folder: str) -> None:
-    """Raise ConfigurationError where a rank has an index with another digest than the first one."""
+def check_same(place: Place, digest: str, what: str) -> None:
+    """Raise ConfigurationError where a rank has read another file than the first one.
+
+    digest: of the contents. what: the setting that names the file, and the file, as in "out: index".
+    """
     found = gathered(place, digest)
 
     def check() -> None:
         for rank, own in enumerate(found):
             if own != found[0]:
                 raise ConfigurationError(
-                    f"out: rank {rank} reads another index in {folder} than the first rank; all machines need the same "
-                    "folder"
+                    f"{what}: rank {rank} reads another one than the first rank; all machines need the same files"
                 )
 
     made_by_first(place, check)

@@ -70,7 +70,8 @@ class Run:
         self.job.write_text(JOB.format(**self._keys, iterations=iterations, timeout_s=timeout_s))
 
     def start(self, world: int = 1, jobs: Sequence[Path] = ()) -> list[Fork]:
-        """Start the command on every rank, with the variables that torchrun sets; `jobs`: each rank's own file."""
+        """Start the command on every rank, with the variables that torchrun sets; `jobs`: each rank's own file, in
+        whose folder the rank works."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -82,7 +83,12 @@ class Run:
             environment = os.environ | {name: str(value) for name, value in place.items()}
             environment |= {"MASTER_ADDR": "127.0.0.1", "AFTERIMAGE_DEVICE": "cpu"}
             arguments = ["train", "run", str(jobs[rank] if jobs else self.job)]
-            how = {"cwd": str(self.folder), "log": str(log), "environment": environment, "arguments": arguments}
+            how = {
+                "cwd": str(jobs[rank].parent if jobs else self.folder),
+                "log": str(log),
+                "environment": environment,
+                "arguments": arguments,
+            }
             ranks.append(Fork(shared_parent(), "services", **how))
         return ranks
 
@@ -261,6 +267,21 @@ def test_one_rank_names_what_ranks_read_differently(base: Path, photos: Path, tm
     assert [ended(one) for one in run.start(world=2)] == [os.EX_CONFIG] * 2
     assert f"afterimage: profile {run.folder / 'none.json'}: no such file\n" in (run.folder / "0.log").read_text()
     assert not (run.folder / "1.log").read_text()  # the first rank alone reads it
+
+
+def test_ranks_with_other_weights_under_the_same_path_are_refused(base: Path, photos: Path, tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", base, photos)
+    jobs = [tmp_path / name / "job.toml" for name in ("one", "two")]
+    for job in jobs:
+        shutil.copytree(base, job.parent / "model")
+        text = run.job.read_text().replace(str(base), "/proc/self/cwd/model")  # as on two machines
+        job.write_text(text.replace('"out"', f'"{run.folder / "out"}"'))
+    scheduler = jobs[1].parent / "model" / "scheduler" / "scheduler_config.json"
+    scheduler.write_text(scheduler.read_text() + " ")
+    assert [ended(one) for one in run.start(world=2, jobs=jobs)] == [os.EX_CONFIG] * 2
+    assert first_line(run).startswith(
+        "afterimage: model: /proc/self/cwd/model: rank 1 reads another one than the first"
+    )
 
 
 def test_a_second_run_in_the_folder_is_refused(whole: Run) -> None:
