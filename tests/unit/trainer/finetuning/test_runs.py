@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 import signal
-import socket
-import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,106 +13,13 @@ from torch.nn.utils import parameters_to_vector
 from typer.testing import CliRunner
 
 from services.cli import app as cli
-from services.trainer.finetuning.data.index import make_index, source_of
 from services.trainer.finetuning.model.checkpoint import load_base
 from services.trainer.finetuning.run import DeviceMemoryError, train
 from services.trainer.finetuning.saving.lock import locked
-from services.trainer.finetuning.saving.run_folder import RunFolder
 from services.trainer.finetuning.settings import read_run_settings
 from shared.domain.errors import AfterimageError
 from shared.models.card_lookup import find_card
-from shared.models.weights import hashed_files
-from tests.forking import Fork, shared_parent
-
-LIMIT_S = 240.0
-"""Longest run of a test; it takes a few seconds alone on a core."""
-JOB = """
-model = "{base}"
-out = "out"
-iterations = {iterations}
-batch = 4
-self_conditioning = 0.5
-[data]
-path = "{photos}"
-resolution = 32
-[optimizer]
-rate = 1e-3
-warmup = 2
-[validation]
-every = 4
-samples_every = 8
-prompts = ["a square"]
-steps = 2
-[checkpoints]
-every = 2
-keep = 2
-[ranks]
-timeout_s = {timeout_s}
-"""
-
-
-class Run:
-    """A run in a folder of its own, started in processes that are forked."""
-
-    def __init__(self, folder: Path, base: Path, photos: Path, iterations: int = 8, timeout_s: float = 60) -> None:
-        folder.mkdir(exist_ok=True)
-        self.folder, self.files = folder, RunFolder(folder / "out")
-        self.job = folder / "job.toml"
-        self._keys = {"base": base, "photos": photos}
-        self.write(iterations, timeout_s)
-
-    def write(self, iterations: int = 8, timeout_s: float = 60) -> None:
-        self.job.write_text(JOB.format(**self._keys, iterations=iterations, timeout_s=timeout_s))
-
-    def start(self, world: int = 1, jobs: Sequence[Path] = ()) -> list[Fork]:
-        """Start the command on every rank, with the variables that torchrun sets; `jobs`: each rank's own file, in
-        whose folder the rank works."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        ranks = []
-        for rank in range(world):
-            log = self.folder / f"{rank}.log"
-            log.touch()
-            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_PORT": port}
-            environment = os.environ | {name: str(value) for name, value in place.items()}
-            environment |= {"MASTER_ADDR": "127.0.0.1", "AFTERIMAGE_DEVICE": "cpu"}
-            arguments = ["train", "run", str(jobs[rank] if jobs else self.job)]
-            how = {
-                "cwd": str(jobs[rank].parent if jobs else self.folder),
-                "log": str(log),
-                "environment": environment,
-                "arguments": arguments,
-            }
-            ranks.append(Fork(shared_parent(), "services", **how))
-        return ranks
-
-    def finish(self, world: int = 1) -> str:
-        """Run to the end and return what the first rank said."""
-        codes = [ended(one) for one in self.start(world)]
-        said = (self.folder / "0.log").read_text()
-        assert codes == [0] * world, said
-        return said
-
-    def losses(self) -> dict[int, float]:
-        return {row["iteration"]: row["loss"] for row in self.files.rows() if "loss" in row}
-
-    def reached(self, iteration: int) -> None:
-        until(lambda: max(self.losses(), default=0) >= iteration)
-
-
-def ended(one: Fork) -> int:
-    until(lambda: one.poll() is not None)
-    code = one.poll()
-    assert code is not None
-    return code
-
-
-def until(true: Callable[[], bool]) -> None:
-    limit = time.monotonic() + LIMIT_S
-    while not true():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
+from tests.unit.trainer.finetuning.forked_runs import Run, ended, first_line
 
 
 @pytest.fixture(scope="module")
@@ -236,89 +138,9 @@ def test_a_pipeline_of_two_ranks_has_the_losses_of_one(whole: Run, disturbed: Ru
         assert (ours - theirs).norm() < 0.1 * (theirs - start).norm(), part  # AdamW amplifies rounding
 
 
-def test_every_rank_names_its_own_error(base: Path, photos: Path, tmp_path: Path) -> None:
-    shutil.copytree(photos, tmp_path / "photos")
-    run = Run(tmp_path / "run", base, tmp_path / "photos")
-    settings = read_run_settings(run.job, {})
-    run.files.begin(settings)
-    source = source_of(settings.data, 0)
-    make_index(source, tmp_path / "index", lambda line: None)
-    for image in (tmp_path / "photos").glob("*.png"):
-        image.unlink()
-    model = {path.relative_to(base).as_posix(): path for path in hashed_files(base)}
-    for field, files in (("model", model), ("data.path", {str(path): path for path in source.files()})):
-        run.files.check_files(field, files, lambda line: None)
-    shutil.copy(tmp_path / "index" / "index.jsonl", run.files.folder)
-    assert [ended(one) for one in run.start(world=2)] == [os.EX_UNAVAILABLE] * 2
-    for rank in range(2):
-        said = (run.folder / f"{rank}.log").read_text()
-        assert re.search(r"^afterimage: data\.path: \d+\.png can no longer be read: ", said, re.MULTILINE), said
-
-
-def test_one_rank_names_what_ranks_read_differently(base: Path, photos: Path, tmp_path: Path) -> None:
-    run = Run(tmp_path / "run", base, photos)
-    other = run.folder / "other.toml"
-    other.write_text(run.job.read_text().replace("rate = 1e-3", "rate = 2e-3"))
-    assert [ended(one) for one in run.start(world=2, jobs=(run.job, other))] == [os.EX_CONFIG] * 2
-    assert first_line(run).startswith("afterimage: optimizer.rate: rank 1 has 0.002, and the first rank 0.001; ")
-    assert not (run.folder / "1.log").read_text()
-    assert not run.files.folder.exists()
-    run.job.write_text(run.job.read_text() + 'profile = "none.json"\n')
-    assert [ended(one) for one in run.start(world=2)] == [os.EX_CONFIG] * 2
-    assert f"afterimage: profile {run.folder / 'none.json'}: no such file\n" in (run.folder / "0.log").read_text()
-    assert not (run.folder / "1.log").read_text()  # the first rank alone reads it
-
-
-def test_ranks_with_other_weights_under_the_same_path_are_refused(base: Path, photos: Path, tmp_path: Path) -> None:
-    run = Run(tmp_path / "run", base, photos)
-    jobs = [tmp_path / name / "job.toml" for name in ("one", "two")]
-    for job in jobs:
-        shutil.copytree(base, job.parent / "model")
-        text = run.job.read_text().replace(str(base), "/proc/self/cwd/model")  # as on two machines
-        job.write_text(text.replace('"out"', f'"{run.folder / "out"}"'))
-    scheduler = jobs[1].parent / "model" / "scheduler" / "scheduler_config.json"
-    scheduler.write_text(scheduler.read_text() + " ")
-    assert [ended(one) for one in run.start(world=2, jobs=jobs)] == [os.EX_CONFIG] * 2
-    assert first_line(run).startswith(
-        "afterimage: model: /proc/self/cwd/model: rank 1 reads another one than the first"
-    )
-
-
 def test_a_second_run_in_the_folder_is_refused(whole: Run) -> None:
     with locked(whole.files.folder, print), pytest.raises(AfterimageError, match=r"out: another run trains in \S+ "):
         train(read_run_settings(whole.job, {}), print)
-
-
-def test_changed_images_are_encoded_again_and_end_a_run_that_has_seen_others(
-    base: Path, photos: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(photos, tmp_path / "photos")
-    run = Run(tmp_path / "run", base, tmp_path / "photos", iterations=2)
-    run.job.write_text(run.job.read_text().replace("[data]", "[data]\nkeep_encoded = true"))
-
-    def start(*more: str) -> str:
-        return CliRunner().invoke(cli.app, ["train", "run", str(run.job), *more], catch_exceptions=False).output
-
-    def kept() -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in run.files.encoded.rglob("latents/*/*.safetensors")}
-
-    start("--estimate")
-    before = kept()
-    assert before
-    start("--estimate")
-    assert kept() == before
-    for number in range(12):  # every image is another one's now
-        shutil.copy(photos / f"{(number + 3) % 12}.png", tmp_path / "photos" / f"{number}.png")
-    start("--estimate")
-    assert all(kept()[name] != content for name, content in before.items())
-    assert "wrote " in start()
-    shutil.copytree(photos, tmp_path / "photos", dirs_exist_ok=True)
-    with pytest.raises(AfterimageError, match=r"data\.path: changed since the run in \S+ began: \S+0.png has other"):
-        start("--iterations", "4")
-
-
-def first_line(run: Run) -> str:
-    return next(line for line in (run.folder / "0.log").read_text().splitlines() if line.startswith("afterimage: "))
 
 
 @pytest.mark.parametrize(
