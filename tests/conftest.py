@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 # for this process, for xdist's workers and for whatever a test starts, before anything imports torch
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("AFTERIMAGE_CHECK_SHARE", "0")  # a live check beside a test's jobs would be in its counts
+os.environ.setdefault("AFTERIMAGE_HTTP_LISTEN", "")  # several instances run at once
 os.environ.setdefault("AFTERIMAGE_VIDEO", "")  # loaded by tests of clips alone
 os.environ.setdefault("AFTERIMAGE_SEGMENTER", "")  # its masks would race with those that tests note by hand
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
@@ -37,8 +38,8 @@ than runs the test."""
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """Embedded mode in a folder of the test's own, on a free port, without a metrics page."""
-    return Settings(data_dir=tmp_path / "data", listen="127.0.0.1:0", metrics_listen="")
+    """Embedded mode in a folder of the test's own, on a free port, without a metrics page and without HTTP."""
+    return Settings(data_dir=tmp_path / "data", listen="127.0.0.1:0", metrics_listen="", http_listen="")
 
 
 @pytest.fixture(autouse=True)

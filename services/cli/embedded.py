@@ -66,9 +66,9 @@ def settings_from(**given: Any) -> Settings:
 
 def alone(settings: Settings) -> Settings:
     """Return the settings for a process that serves one command only: any free port of this machine, no
-    metrics page, no key and no TLS."""
+    metrics page, no HTTP, no key and no TLS."""
     changes: dict[str, Any] = {"listen": "127.0.0.1:0", "metrics_listen": "", "allow_anonymous": "loopback"}
-    changes |= {"tls_certificate": "", "tls_key": ""}
+    changes |= {"http_listen": "", "tls_certificate": "", "tls_key": ""}
     return settings.model_copy(update=changes)
 
 
@@ -86,7 +86,12 @@ async def embedded(settings: Settings, clock: Clock | None = None) -> AsyncItera
 def announced(process: Running, settings: Settings) -> Iterator[None]:
     """Keep a file in the data directory with the addresses that this process listens on."""
     path = settings.data_dir / RUNNING_FILE
-    facts = {"address": process.address, "internal": process.context.internal_address, "pid": os.getpid()}
+    facts = {
+        "address": process.address,
+        "http": process.http_address,
+        "internal": process.context.internal_address,
+        "pid": os.getpid(),
+    }
     path.write_text(json.dumps(facts))
     try:
         yield

@@ -38,6 +38,7 @@ def up(
     eviction_policy: Annotated[str | None, setting("eviction_policy")] = None,
     k_table_alpha: Annotated[float | None, setting("k_table_alpha")] = None,
     predictor: Annotated[str | None, setting("predictor")] = None,
+    http_listen: Annotated[str | None, setting("http_listen")] = None,
     metrics_listen: Annotated[str | None, setting("metrics_listen")] = None,
     log_level: Annotated[str | None, setting("log_level")] = None,
 ) -> None:
@@ -71,6 +72,7 @@ def up(
         def ready(process: Running) -> None:
             stack.enter_context(announced(process, settings))
             out.print(f"[bold]Afterimage[/bold] listens on [bold]{process.address}[/bold] (gRPC)")
+            out.print(f"HTTP [bold]{process.http_address or 'off'}[/bold] (OpenAI's images API)")
             metrics = f"http://{settings.metrics_listen}/metrics" if settings.metrics_listen else "off"
             out.print(f"metrics {metrics} · data {settings.data_dir.absolute()} · model {names}")
             out.print("Generate: afterimage generate 'a red fox in the snow'    Stop: Ctrl-C", highlight=False)

@@ -7,7 +7,6 @@ import base64
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from protos import common_pb2
 from protos import gateway_pb2 as pb
@@ -16,7 +15,7 @@ from services.gateway.fanout import Fanout, Watch
 from services.gateway.intake import Accepted, Intake
 from services.gateway.job_views import Answers, FinishedLog, accepted_event, progress_event, waiting_event
 from services.gateway.merging import merged
-from services.gateway.validation import caller_of
+from services.gateway.validation import Caller
 from shared.blobs.ahead import ReadAhead
 from shared.bus.hints import Hints
 from shared.domain.errors import AfterimageError, UnavailableError, passes
@@ -67,9 +66,9 @@ class Calls:
         await self.fanout.stop()
 
     @contextlib.contextmanager
-    def open(self, count: int) -> Iterator[list[PendingCall]]:
-        """Watch the jobs of a request, one per image, before they exist. When the caller leaves early, they are dropped
-        if `drop_if_late` is set."""
+    def open(self, count: int, *, drop_left: bool = False) -> Iterator[list[PendingCall]]:
+        """Watch the jobs of a request, one per image, before they exist. When the caller leaves early, those for which
+        no other call waits are dropped if `drop_if_late` is set, or all if `drop_left` is."""
         if self.fanout.draining:
             raise UnavailableError(
                 "this gateway is shutting down; retry in 2 s, or ask another replica", retry_after_s=2.0
@@ -84,7 +83,7 @@ class Calls:
             except (asyncio.CancelledError, GeneratorExit):
                 if not self.fanout.draining:  # while draining, the gateway ended the call, not the client
                     for call in calls:
-                        self._left(call)
+                        self._left(call, drop=drop_left)
                 raise
             finally:
                 for call in calls:
@@ -94,14 +93,14 @@ class Calls:
         self,
         calls: Sequence[PendingCall],
         request: common_pb2.Request,
-        context: Any,
+        caller: Caller,
         *,
         durable: bool,
         previews: bool = False,
     ) -> None:
         try:
             accepted = await self._intake.accept(
-                request, caller_of(context), [call.watch.job_id for call in calls], durable=durable, previews=previews
+                request, caller, [call.watch.job_id for call in calls], durable=durable, previews=previews
             )
         except AfterimageError as error:
             METRICS.refused.labels(type(error).__name__).inc()
@@ -229,9 +228,9 @@ class Calls:
         sent = picture if len(picture) <= self._most_bytes else b""
         return pb.GenerateResponse(job=self.answers.job(job), picture=sent)
 
-    def _left(self, call: PendingCall) -> None:
+    def _left(self, call: PendingCall, *, drop: bool) -> None:
         job = call.job
-        if job and job.request.drop_if_late and not self.fanout.waited_for(job.id, besides=call.watch):
+        if job and (drop or job.request.drop_if_late) and not self.fanout.waited_for(job.id, besides=call.watch):
             self.timers.drop_soon(job.id)
 
     def _unwatched(self, call: PendingCall) -> None:

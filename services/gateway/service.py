@@ -13,14 +13,16 @@ import grpc
 
 from protos import gateway_pb2 as pb
 from protos.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
+from services.gateway.http.server import HttpServer, listener_of
 from services.gateway.intake import Intake
+from services.gateway.own_jobs import own_job
 from services.gateway.pending_calls import Calls
 from services.gateway.rerouting import reroute
 from services.gateway.roster import Roster
 from services.gateway.sweeper import Sweeper
-from services.gateway.validation import Models, caller_of, image_count, page_size, page_token
+from services.gateway.validation import Caller, Models, caller_of, image_count, page_size, page_token
 from shared.bus.hints import Hints
-from shared.domain.errors import AfterimageError, NotFoundError, UnreadableRowError
+from shared.domain.errors import AfterimageError
 from shared.domain.messages import Message, WorkerReported
 from shared.domain.types import Job, JobState
 from shared.models import ModelCard, of_images, served_cards
@@ -28,6 +30,7 @@ from shared.runtime.rpc_types import state_from_proto
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, counted_when_scraped
 from shared.service import Context
+from shared.service.door import calling
 
 LOCAL_PEERS = ("unix:", "ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D")
 """Prefixes of gRPC peer names of callers on this machine."""
@@ -42,6 +45,8 @@ class GatewayService(GatewayServiceServicer):
     name: ClassVar[str] = "gateway"
     ports: ClassVar[frozenset[str]] = frozenset({"catalog", "blobs", "bus"})
     needs: ClassVar[frozenset[str]] = frozenset({"catalog", "bus"})
+    http_address: str = ""
+    _http: HttpServer | None = None
 
     async def start(self, context: Context) -> None:
         catalog, bus = context.backends.catalog, context.backends.bus
@@ -73,6 +78,8 @@ class GatewayService(GatewayServiceServicer):
         )
         if catalog.process_local:
             await self._sweeper.recover()
+        if (listener := listener_of(settings)) is not None:
+            self._http = HttpServer(listener, context, self._calls, models)
         loops = self._sweeper.run(), self._intake.standalones.keep_fresh()
         self._tasks = [asyncio.create_task(one) for one in loops]
 
@@ -80,10 +87,17 @@ class GatewayService(GatewayServiceServicer):
         add_GatewayServiceServicer_to_server(self, server)
         return pb.DESCRIPTOR.services_by_name["GatewayService"].full_name
 
+    async def serve_http(self) -> None:
+        if self._http is not None:
+            await self._http.serve()
+            self.http_address = self._http.address
+
     async def drain(self) -> None:
         self._calls.fanout.drain()
 
     async def stop(self) -> None:
+        if self._http is not None:
+            await self._http.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -97,30 +111,30 @@ class GatewayService(GatewayServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         with self._calls.open(image_count(request.n, self._context.settings)) as calls:
-            await self._calls.accept(calls, request.request, context, durable=False)
+            await self._calls.accept(calls, request.request, _caller(context), durable=False)
             return await self._calls.result(calls)
 
     async def GenerateStream(
         self, request: pb.GenerateStreamRequest, context: Any
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         with self._calls.open(image_count(request.n, self._context.settings)) as calls:
-            await self._calls.accept(calls, request.request, context, durable=True, previews=request.previews)
+            await self._calls.accept(calls, request.request, _caller(context), durable=True, previews=request.previews)
             async for response in self._calls.stream(calls, previews=request.previews):
                 yield response
 
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
         count = image_count(request.n, self._context.settings)
-        jobs = await self._intake.plan(request.request, caller_of(context), count)
+        jobs = await self._intake.plan(request.request, _caller(context), count)
         return pb.PlanResponse(jobs=[self._calls.answers.job(job) for job in jobs])
 
     async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
-        job = await self._own(request.job_id, context)
+        job = await own_job(self._jobs, request.job_id, _caller(context))
         answers, most = self._calls.answers, self._context.settings.max_message_bytes // 2
         part = await answers.part(job, request.offset, request.length, most) if request.picture else b""
         return pb.GetJobResponse(job=answers.job(job), picture=part)
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
-        caller = caller_of(context)
+        caller = _caller(context)
         jobs, token = await self._jobs.list(
             tenant=caller.tenant,
             subject=None if caller.admin else caller.subject,
@@ -131,7 +145,7 @@ class GatewayService(GatewayServiceServicer):
         return pb.ListJobsResponse(jobs=[self._calls.answers.job(job) for job in jobs], next_page_token=token)
 
     async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> pb.CancelJobResponse:
-        job = await self._own(request.job_id, context)
+        job = await own_job(self._jobs, request.job_id, _caller(context))
         return pb.CancelJobResponse(job=self._calls.answers.job(await self._noted(await self._calls.cancel(job.id))))
 
     async def Locate(self, request: pb.LocateRequest, context: Any) -> pb.LocateResponse:
@@ -154,18 +168,6 @@ class GatewayService(GatewayServiceServicer):
     def _jobs(self) -> Any:
         return self._context.backends.catalog.jobs
 
-    async def _own(self, job_id: str, context: Any) -> Job:
-        """Return a job that the caller may see. Raises NotFoundError for others, as if the job did not exist."""
-        caller = caller_of(context)
-        try:
-            job: Job = await self._jobs.get(job_id)
-            if caller.may_see(job.request.tenant, job.request.user):
-                return job
-        except UnreadableRowError as error:
-            if error.tenant == caller.tenant and (caller.admin or not caller.subject):
-                raise
-        raise NotFoundError(f"job {job_id!r}: no such job; it never existed or its result expired")
-
     async def _noted(self, job: Job) -> Job:
         """Return a cancelled job with its cost, if a worker had the job and records the cost in time. The job stays
         cancelled even if the catalog cannot be read again."""
@@ -177,6 +179,10 @@ class GatewayService(GatewayServiceServicer):
             with contextlib.suppress(AfterimageError):
                 job = await self._jobs.get(job.id)
         return job
+
+
+def _caller(context: Any) -> Caller:
+    return caller_of(calling(), list(context.invocation_metadata() or ()))
 
 
 def _read_cards(settings: Settings) -> dict[str, ModelCard]:

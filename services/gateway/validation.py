@@ -13,7 +13,7 @@ from typing import Any
 from protos import common_pb2 as pb
 from shared.domain.clip_length import check_length
 from shared.domain.errors import InvalidRequestError, PermissionDeniedError
-from shared.domain.identity import NAME, Role, subject_of, under
+from shared.domain.identity import NAME, Principal, Role, subject_of, under
 from shared.domain.ids import is_id
 from shared.domain.plan_rules import steps_at
 from shared.domain.types import Modality, Request, Scope, Size
@@ -21,7 +21,6 @@ from shared.models import ModelCard, of_images
 from shared.models.memory import MOST_PIXELS
 from shared.runtime.rpc_types import cache_from_proto, scope_from_proto, variation_from_proto
 from shared.runtime.settings import Settings
-from shared.service.door import calling
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 """Control characters, except tabs and line ends."""
@@ -195,10 +194,12 @@ def seeds_of(request: Request, count: int) -> list[Request]:
     return [replace(request, seed=request.seed + number) for number in range(count)]
 
 
-def caller_of(context: Any) -> Caller:
+def caller_of(who: Principal, metadata: Sequence[tuple[str, Any]]) -> Caller:
     """Return the caller: its key decides, or without one the metadata. Raises InvalidRequestError, and
-    PermissionDeniedError for another tenant than the key's."""
-    who, metadata = calling(), list(context.invocation_metadata() or ())
+    PermissionDeniedError for another tenant than the key's.
+
+    metadata: of a gRPC call, or the headers of an HTTP request; names in lower case.
+    """
     named = _once(metadata, TENANT_METADATA)
     if who.tenant and named not in ("", who.tenant):
         raise PermissionDeniedError(f"{TENANT_METADATA}: the key belongs to another tenant (got {named[:64]!r})")

@@ -72,6 +72,11 @@ def parsed(text: str) -> tuple[str, str] | None:
     return (found[1], found[2]) if found else None
 
 
+def looks_like_key(authorization: str) -> bool:
+    """Return whether an `Authorization` header has a key of Afterimage, and not one of another service."""
+    return authorization.partition(" ")[2].startswith(_PREFIX)
+
+
 def principal_of(tenant: str, subject: str, roles: Iterable[str]) -> Principal:
     """Return the principal of a new key. Raises InvalidRequestError for a wrong name or role, and without a role."""
     for field, name in (("tenant", tenant), ("subject", subject)):

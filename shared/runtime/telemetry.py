@@ -51,6 +51,13 @@ class Metrics:
             "client cancelled in time do not count.",
             "slo", "outcome",
         )  # fmt: skip
+        self.http_seconds = histogram(
+            "http_seconds",
+            "Seconds of one HTTP request of the gateway, by route and status: streams until their end. Status 499: the "
+            "client left before the answer began.",
+            _LATENCY_S,
+            "route", "status",
+        )  # fmt: skip
         self.stage_seconds = histogram(
             "stage_seconds",
             "Seconds that a request spent in one stage. Gateway: extract and embed (the calls included), predict, "

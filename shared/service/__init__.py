@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -55,6 +55,18 @@ class Service(Protocol):
     async def stop(self) -> None: ...
 
 
+@runtime_checkable
+class HttpService(Protocol):
+    """A service with an HTTP address (setting `http_listen`) besides gRPC."""
+
+    http_address: str
+    """URL that the service listens on; empty: none."""
+
+    async def serve_http(self) -> None:
+        """Accept HTTP requests; called once the gRPC servers of the process answer."""
+        ...
+
+
 @dataclass
 class Context:
     """Settings, ports, clock, and channels to the other services, for a service to use."""
@@ -63,6 +75,9 @@ class Context:
     backends: Backends
     clock: Clock = field(default_factory=SystemClock)
     internal_address: str = ""
+    door: Door | None = None
+    """The check of callers; None in a process without the catalog."""
+    readiness: Readiness | None = None
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
 
     def addresses(self, service: str) -> str:
@@ -99,6 +114,11 @@ class Running:
     services: Sequence[Service]
     stopping: asyncio.Event
 
+    @property
+    def http_address(self) -> str:
+        """URL of the HTTP API; empty: none."""
+        return next((one.http_address for one in self.services if isinstance(one, HttpService)), "")
+
 
 @contextlib.asynccontextmanager
 async def running(
@@ -106,9 +126,12 @@ async def running(
 ) -> AsyncIterator[Running]:
     """Start the services in this process, yield while they serve, then drain and stop them in reverse order."""
     ports = frozenset[str]().union(*(getattr(service, "ports", PORTS) for service in services))
-    if keys_needed(settings):
+    listening = ["listen", *(["http_listen"] if settings.http_listen and _any_http(services) else [])]
+    for setting in listening:
+        check_guarded(settings, setting)
+    bootstrap = any(keys_needed(settings, getattr(settings, setting)) for setting in listening)
+    if bootstrap:
         ports |= {"catalog"}  # has the keys
-    check_guarded(settings)
     credentials = credentials_of(settings)
     with _uncollected():
         backends = await open_backends(settings, ports)
@@ -127,7 +150,9 @@ async def running(
         if internal:
             servers.append(_server(internal, settings, health_servicer, needs))
             _bind(servers[-1], internal_address, "internal address")
-        doors = [Door(backends.catalog, settings)] if "catalog" in ports else []
+        context.door = Door(backends.catalog, settings) if "catalog" in ports else None
+        context.readiness = Readiness(backends, health_servicer, needs)
+        doors = [context.door] if context.door else []
         servers.append(_server(public, settings, health_servicer, needs, doors))
         port = _bind(servers[-1], settings.listen, "listen", credentials)
         with _uncollected():
@@ -135,14 +160,17 @@ async def running(
                 await service.start(context)
                 started.append(service)
         for door in doors:
-            await door.open()
+            await door.open(bootstrap=bootstrap)
             tasks.append(asyncio.create_task(door.run()))
         for server in servers:
             await server.start()
         backends.started()
         for name in ("", *needs):
             await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-        tasks.append(asyncio.create_task(Readiness(backends, health_servicer, needs).run()))
+        tasks.append(asyncio.create_task(context.readiness.run()))
+        for service in services:
+            if isinstance(service, HttpService):
+                await service.serve_http()
         host = settings.listen.rpartition(":")[0]
         yield Running(f"{host}:{port}", context, services, asyncio.Event())
     finally:
@@ -159,6 +187,10 @@ async def running(
         await context.close()
         await backends.close()
         shutil.rmtree(socket_dir, ignore_errors=True)
+
+
+def _any_http(services: Sequence[Service]) -> bool:
+    return any(isinstance(service, HttpService) for service in services)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,11 @@ EVERY_S = 2.0
 """Seconds between two readings of the keys: a revoked key ends, and a new one works, within this time and a query."""
 OPEN = "/grpc.health.v1.Health/"
 """Methods without a key: probes."""
+CLIENTS = frozenset({Role.USER, Role.TENANT_ADMIN})
+"""Roles that may generate and read jobs."""
 ALLOWED: tuple[tuple[str, frozenset[Role]], ...] = (
     ("/afterimage.gateway.v1.GatewayService/Locate", frozenset({Role.OPERATOR})),
-    ("/afterimage.gateway.v1.GatewayService/", frozenset({Role.USER, Role.TENANT_ADMIN})),
+    ("/afterimage.gateway.v1.GatewayService/", CLIENTS),
     ("/grpc.reflection.", frozenset(Role)),
     ("/", frozenset({Role.OPERATOR})),
 )
@@ -63,26 +65,28 @@ def loopback(address: str) -> bool:
     return address.startswith("unix:") or host == "localhost"
 
 
-def keys_needed(settings: Settings) -> bool:
-    """Return whether every call needs a key (setting `allow_anonymous`)."""
-    return settings.allow_anonymous == "never" or (
-        settings.allow_anonymous == "loopback" and not loopback(settings.listen)
-    )
+def keys_needed(settings: Settings, address: str) -> bool:
+    """Return whether every call of this address needs a key (setting `allow_anonymous`)."""
+    return settings.allow_anonymous == "never" or (settings.allow_anonymous == "loopback" and not loopback(address))
 
 
-def check_guarded(settings: Settings) -> None:
-    """Raise ConfigurationError for an address on the network without keys and TLS; log a warning if that is wanted."""
-    if loopback(settings.listen):
+def check_guarded(settings: Settings, setting: str = "listen") -> None:
+    """Raise ConfigurationError for an address on the network without keys and TLS; log a warning if that is wanted.
+
+    setting: name of the setting with the address.
+    """
+    address = str(getattr(settings, setting))
+    if loopback(address):
         return
     if settings.allow_anonymous == "always":
         log("door").warning(
             "ANYONE who reaches this address may generate, and read what callers without a key made",
-            listen=settings.listen,
+            listen=address,
             because="allow_anonymous=always",
         )
     elif not settings.tls_certificate:
         raise ConfigurationError(
-            f"listen: {settings.listen} is on the network, so it needs TLS (tls_certificate, tls_key) and API keys; or "
+            f"{setting}: {address} is on the network, so it needs TLS (tls_certificate, tls_key) and API keys; or "
             "set AFTERIMAGE_ALLOW_ANONYMOUS=always where only trusted machines reach it, or listen on 127.0.0.1"
         )
 
@@ -95,12 +99,12 @@ class Door(grpc.aio.ServerInterceptor):
 
     def __init__(self, catalog: Catalog, settings: Settings) -> None:
         self._keys, self._settings = catalog.keys, settings
-        self._needed = keys_needed(settings)
+        self._needed = keys_needed(settings, settings.listen)
         self._live: Mapping[str, ApiKey] = {}
 
-    async def open(self) -> None:
-        """Read the keys; make the first one if every call needs a key and there never was one."""
-        if self._needed:
+    async def open(self, *, bootstrap: bool) -> None:
+        """Read the keys. bootstrap: make the first one if there never was one."""
+        if bootstrap:
             await _bootstrap(self._keys, self._settings.data_dir)
         await self._read()
 
@@ -121,23 +125,27 @@ class Door(grpc.aio.ServerInterceptor):
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
     ) -> Any:
         if not details.method.startswith(OPEN):
+            given = [value for name, value in details.invocation_metadata or () if name == AUTHORIZATION]
+            needed = next(roles for start, roles in ALLOWED if details.method.startswith(start))
             try:
-                _calling.set(self.principal(details.method, details.invocation_metadata or ()))
+                name = details.method.rpartition("/")[2]
+                _calling.set(self.principal(given, needed, name, key_needed=self._needed))
             except AfterimageError as error:
                 return _refusal(error)
         return await continuation(details)
 
-    def principal(self, method: str, metadata: Any) -> Principal:
-        """Return who calls. Raises UnauthenticatedError and PermissionDeniedError."""
-        given = [value for name, value in metadata if name == AUTHORIZATION]
-        who = self._named(given) if given or self._needed else ANONYMOUS
-        needed = next(roles for start, roles in ALLOWED if method.startswith(start))
+    def principal(self, given: Sequence[Any], needed: frozenset[Role], call: str, *, key_needed: bool) -> Principal:
+        """Return who calls. Raises UnauthenticatedError and PermissionDeniedError.
+
+        given: values of `authorization`; needed: roles, one of which the call needs; call: its name, for the message;
+        key_needed: the address takes no anonymous calls.
+        """
+        who = self._named(given) if given or key_needed else ANONYMOUS
         if not who.roles & needed:
-            rule = f"needs a key with the role {' or '.join(sorted(needed))}"
-            raise PermissionDeniedError(f"{method.rpartition('/')[2][:100]}: {rule}")
+            raise PermissionDeniedError(f"{call[:100]}: needs a key with the role {' or '.join(sorted(needed))}")
         return who
 
-    def _named(self, given: list[Any]) -> Principal:
+    def _named(self, given: Sequence[Any]) -> Principal:
         if len(given) != 1:
             raise UnauthenticatedError(f"{AUTHORIZATION}: must be one `Bearer KEY` (got {len(given)}); {_WHERE}")
         scheme, _, text = str(given[0]).partition(" ")

@@ -92,7 +92,11 @@ async def _served(
         else:
             names = ", ".join(service.name for service in services)
             telemetry.log("afterimage").info(
-                "ready", address=process.address, metrics=settings.metrics_listen or "off", services=names
+                "ready",
+                address=process.address,
+                http=process.http_address or "off",
+                metrics=settings.metrics_listen or "off",
+                services=names,
             )
         await process.stopping.wait()
         telemetry.log("afterimage").info("draining")

@@ -33,7 +33,8 @@ class Readiness:
     def __init__(self, backends: Backends, health: Any, needs: Mapping[str, frozenset[str]]) -> None:
         """needs: full gRPC name of a service → the ports, of catalog and bus, that the service needs."""
         self._backends, self._health, self._needs = backends, health, needs
-        self._away: frozenset[str] = frozenset()
+        self.away: frozenset[str] = frozenset()
+        """Servers that do not answer, as the health service reports them."""
         self._missed: Counter[str] = Counter()
 
     async def run(self) -> None:
@@ -59,9 +60,9 @@ class Readiness:
         return True
 
     async def _tell(self, away: frozenset[str]) -> None:
-        if away == self._away:
+        if away == self.away:
             return
-        self._away = away
+        self.away = away
         log("afterimage").warning("ready again" if not away else "not ready", away=sorted(away))
         for name, needs in self._needs.items():
             await self._health.set(name, _NOT_SERVING if needs & away else _SERVING)

@@ -1,7 +1,8 @@
-"""TLS of the public address; renewed certificates are used without a restart."""
+"""TLS of the public addresses; renewed certificates are used without a restart."""
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,31 @@ class Certificate:
             raise ConfigurationError(f"tls_certificate, tls_key: {error}; name two PEM files") from error
         return grpc.dynamic_ssl_server_credentials(first, self._changed)
 
+    def https(self) -> ssl.SSLContext:
+        """Return a context that looks at the files at every handshake. Raises ConfigurationError."""
+        try:
+            self._seen, current = self._stamp(), self._context()
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigurationError(f"tls_certificate, tls_key: {error}; name two PEM files") from error
+
+        def renewed(connection: ssl.SSLObject, _name: str, _context: ssl.SSLContext) -> None:
+            nonlocal current
+            try:
+                if (stamp := self._stamp()) != self._seen:
+                    current, self._seen = self._context(), stamp
+            except OSError as error:
+                log("tls").error("certificate not read again", error=str(error))
+            connection.context = current
+
+        current.sni_callback = renewed  # called for every handshake, also without a name
+        return current
+
+    def _context(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(*self._paths)
+        return context
+
     def _changed(self) -> Any:
         """Return the new files' configuration; None, and keep the old one, if they are the same or unreadable."""
         try:
@@ -44,10 +70,21 @@ class Certificate:
         return [(found.st_mtime_ns, found.st_ino, found.st_size) for found in (path.stat() for path in self._paths)]
 
 
+def https_of(settings: Settings) -> ssl.SSLContext | None:
+    """Return the context of the HTTP address; None without TLS. Raises ConfigurationError."""
+    certificate = _certificate(settings)
+    return certificate.https() if certificate else None
+
+
 def credentials_of(settings: Settings) -> grpc.ServerCredentials | None:
-    """Return the credentials of the public address; None without TLS. Raises ConfigurationError."""
+    """Return the credentials of the gRPC address; None without TLS. Raises ConfigurationError."""
+    certificate = _certificate(settings)
+    return certificate.credentials() if certificate else None
+
+
+def _certificate(settings: Settings) -> Certificate | None:
     if not settings.tls_certificate and not settings.tls_key:
         return None
     if not (settings.tls_certificate and settings.tls_key):
         raise ConfigurationError("tls_certificate, tls_key: set both or neither")
-    return Certificate(Path(settings.tls_certificate), Path(settings.tls_key)).credentials()
+    return Certificate(Path(settings.tls_certificate), Path(settings.tls_key))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from shared.runtime.settings.section import Names, Seconds, Section
+
+HTTP_LISTEN = "127.0.0.1:8000"
+"""Default of `http_listen`."""
 
 
 class Network(Section):
@@ -17,10 +20,37 @@ class Network(Section):
         description="Public gRPC address host:port, of the gateway or of a service that runs alone. Port 0 takes any "
         "free port.",
     )
+    http_listen: str = Field(
+        HTTP_LISTEN,
+        description="Address host:port of the gateway's HTTP API. Port 0 takes any free port. Empty: no HTTP. Where "
+        "another process has the default port, the gateway starts without HTTP and logs a warning.",
+    )
+    http_hosts: Names = Field(
+        (),
+        description="Host names by which clients reach `http_listen`, besides `localhost` and IP addresses; `*` for "
+        "all. Other names are refused, which stops DNS rebinding. Empty where every call needs a key: all names. Names "
+        "separated by commas.",
+    )
+    http_origins: Names = Field(
+        (),
+        description="Origins, as in `https://example.com`, whose web pages may call the HTTP API (CORS). Pages of "
+        "other origins are refused. Origins separated by commas.",
+    )
+    http_public_url: str = Field(
+        "",
+        description="Address that the HTTP API's image URLs begin with, as in `https://images.example.com`. Empty: "
+        "the address that the client called. Set it behind a proxy that ends TLS.",
+    )
+    http_url_secret: SecretStr = Field(
+        SecretStr(""),
+        description="Secret that signs image URLs, 32 characters or more. Replicas need the same one. Empty: the file "
+        "`url-secret` in `data_dir`, which the first start makes.",
+    )
+    http_url_lifetime_s: Seconds = Field(3600.0, description="Seconds for which a signed image URL works.")
     allow_anonymous: Literal["loopback", "always", "never"] = Field(
         "loopback",
-        description="Whether `listen` takes calls without an API key: `loopback` only on an address that this machine "
-        "alone reaches, `always`, or `never`. A given key is always checked.",
+        description="Whether `listen` and `http_listen` take calls without an API key: `loopback` only on an address "
+        "that this machine alone reaches, `always`, or `never`. A given key is always checked.",
     )
     public_tenants: Names = Field(
         (),
@@ -28,7 +58,9 @@ class Network(Section):
         "write such entries; `*` for all. Names separated by commas.",
     )
     tls_certificate: str = Field(
-        "", description="PEM file with the certificate chain of `listen`. A changed file is used without a restart."
+        "",
+        description="PEM file with the certificate chain of `listen` and `http_listen`. A changed file is used without "
+        "a restart.",
     )
     tls_key: str = Field("", description="PEM file with the private key of `tls_certificate`. Empty: no TLS.")
     embedder_address: str = Field(

@@ -1,0 +1,68 @@
+"""What the HTTP handlers share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from services.gateway.fanout import Rows
+from services.gateway.http.fields import ErrorAnswer
+from services.gateway.http.identity import Callers
+from services.gateway.http.signed_urls import Signer
+from services.gateway.pending_calls import Calls
+from services.gateway.validation import Models
+from shared.runtime.settings import Settings
+from shared.service.readiness import Readiness
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Api:
+    """The gateway, as its HTTP handlers see it."""
+
+    settings: Settings
+    calls: Calls
+    models: Models
+    jobs: Rows
+    callers: Callers
+    signer: Signer
+    readiness: Readiness
+    started_at: float
+    """Unix seconds."""
+
+
+class ClientGoneError(Exception):
+    """The client left; nobody reads an answer."""
+
+
+def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the part of the OpenAPI document about answers that are no success; some statuses any request may get."""
+    return {status: {"model": ErrorAnswer} for status in sorted({400, 403, 500, *statuses})}
+
+
+READS = refusals(401, 404, 503)
+GENERATES = refusals(401, 404, 408, 409, 413, 429, 503, 504)
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`, and cancel it when the client leaves. Raises ClientGoneError then."""
+    running, gone = asyncio.create_task(work), asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            raise ClientGoneError
+        return running.result()
+    finally:
+        for one in (running, gone):
+            one.cancel()
+        await asyncio.gather(running, gone, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

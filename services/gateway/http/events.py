@@ -1,0 +1,113 @@
+"""Streams of images: Server-Sent Events with OpenAI's names."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from services.gateway.http.answers import ImageAnswers, failure, origin
+from services.gateway.http.errors import described
+from services.gateway.http.requests import ignored_of
+from shared.client.views import Failed, Picture, Progress, event_of
+from shared.domain.errors import AfterimageError
+
+HEARTBEAT_S = 15.0
+"""Seconds of silence after which a stream sends a comment, so that no proxy closes it."""
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+class Partials:
+    """The previews of one image that a stream sends: as many as asked for, evenly over its steps."""
+
+    def __init__(self, wanted: int) -> None:
+        self._wanted, self._first = wanted, -1
+        self.sent = 0
+
+    def take(self, progress: Progress) -> bool:
+        """Return whether to send this preview."""
+        if self._first < 0 and progress.step:
+            self._first = progress.step - 1
+        if not progress.preview or self.sent >= self._wanted:
+            return False
+        done = (progress.step - self._first) / max(progress.steps - self._first, 1)
+        if done < (self.sent + 1) / (self._wanted + 1):
+            return False
+        self.sent += 1
+        return True
+
+
+async def image_events(responses: AsyncGenerator[Any, None], answers: ImageAnswers) -> AsyncGenerator[bytes, None]:
+    """Yield events of all images. The first item is empty: it says that the jobs were accepted."""
+    partials: dict[int, Partials] = {}
+    ended = 0
+    try:
+        async for message in responses:
+            match event := event_of(message):
+                case Progress():
+                    known = partials.setdefault(event.index, Partials(answers.fields.partial_images or 0))
+                    if known.take(event):
+                        yield await _partial(event, known.sent - 1, answers)
+                case Picture():
+                    ended += 1
+                    yield await _completed(event, answers)
+                case Failed():
+                    yield _event("image_generation.failed", failure=failure(event))
+                case _:
+                    yield b""
+    except AfterimageError as error:
+        yield _event("error", error=described(error)[1])
+
+
+async def _partial(progress: Progress, number: int, answers: ImageAnswers) -> bytes:
+    image = await answers.base64(progress.preview)
+    told = {"index": progress.index, "job_id": progress.job_id, "step": progress.step, "steps": progress.steps}
+    return _event(
+        "image_generation.partial_image",
+        b64_json=image,
+        partial_image_index=number,
+        created_at=int(time.time()),
+        output_format=answers.output,
+        background="opaque",
+        afterimage=told,
+    )
+
+
+async def _completed(picture: Picture, answers: ImageAnswers) -> bytes:
+    return _event(
+        "image_generation.completed",
+        **await answers.image(picture) | {"afterimage": origin(picture) | {"ignored": ignored_of(answers.fields)}},
+        created_at=int(time.time()),
+        size=str(picture.job.request.size),
+        quality=answers.fields.quality or "auto",
+        output_format=answers.output,
+        background="opaque",
+    )
+
+
+def _event(kind: str, **data: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **data})}\n\n".encode()
+
+
+async def with_heartbeats(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Yield the events, and a comment after each HEARTBEAT_S without one. Closes `events` in the end."""
+    upcoming = asyncio.ensure_future(anext(events))
+    try:
+        while True:
+            done, _ = await asyncio.wait({upcoming}, timeout=HEARTBEAT_S)
+            if not done:
+                yield b": waiting\n\n"
+                continue
+            try:
+                event = upcoming.result()
+            except StopAsyncIteration:
+                return
+            upcoming = asyncio.ensure_future(anext(events))
+            if event:
+                yield event
+    finally:
+        upcoming.cancel()
+        await asyncio.gather(upcoming, return_exceptions=True)
+        await events.aclose()

@@ -1,0 +1,149 @@
+"""Fields of requests and answers: OpenAI's images API, with the names that other image servers and Afterimage add."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.gateway.http.pictures import Output
+
+Size = Annotated[str, Field(pattern=r"^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$", examples=["64x64"])]
+Pixels = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class Fields(BaseModel):
+    """A request's JSON. Types are exact, and unknown names are refused, as OpenAI does."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ImageFields(Fields):
+    """`POST /v1/images/generations`. null: not given."""
+
+    prompt: str
+    model: str | None = Field(None, description="auto, large, small, or an id of GET /v1/models.")
+    n: int | None = Field(None, ge=1, le=1000, description="Images, of the seeds seed, seed + 1, …")
+    size: Size | None = Field(None, description="WIDTHxHEIGHT in pixels; auto: the model's own.")
+    width: Pixels | None = Field(None, description="In place of `size`, together with `height`.")
+    height: Pixels | None = None
+    quality: Literal["auto", "standard", "medium", "high", "hd", "low"] | None = Field(
+        None, description="high and hd: the large model; low: the small one, where there is one; else the plan decides."
+    )
+    response_format: Literal["b64_json", "url"] | None = Field(
+        None, description="url: an address that works without a key until it expires. Default: b64_json."
+    )
+    output_format: Output | None = None
+    output_compression: int | None = Field(None, ge=0, le=100, description="Quality of JPEG and WebP.")
+    background: Literal["auto", "opaque"] | None = None
+    user: str | None = Field(None, description="A label of the caller's own users, under its key.")
+    stream: bool | None = Field(None, description="Answer with Server-Sent Events.")
+    partial_images: int | None = Field(None, ge=0, le=3, description="Previews per image of a stream.")
+    style: str | None = Field(None, description="Ignored; the answer says so. As are the next two.")
+    moderation: str | None = None
+    generator_device: str | None = None
+    negative_prompt: str | None = None
+    num_inference_steps: int | Literal["auto"] | None = Field(None, description="auto: the plan decides.")
+    guidance_scale: float | None = None
+    seed: int | None = Field(None, ge=0, le=2**64 - 1)
+    cache: Literal["auto", "read", "write", "off"] | None = None
+    scope: Literal["private", "tenant", "public"] | None = Field(None, description="Who may start from this image.")
+    deadline_s: float | None = Field(None, description="Seconds after acceptance.")
+    priority: int | None = Field(None, ge=-100, le=100)
+    savings: float | None = Field(None, description="0: best quality, 1: most steps saved.")
+    variation: Literal["auto", "same", "new"] | None = None
+
+
+IGNORED = ("style", "moderation", "generator_device")
+"""Fields that change nothing here and do no harm."""
+
+
+class ErrorBody(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    """Every answer that is no success."""
+
+    error: ErrorBody
+
+
+class Origin(BaseModel):
+    """Where an image came from, and what that saved."""
+
+    index: int
+    job_id: str
+    source: str = Field(description="noise, latent, image, stitched or exact.")
+    similarity: float = Field(description="Of the request to what the image starts from; 0 from noise.")
+    start_step: int
+    steps: int
+    steps_run: int
+    steps_saved: int
+    model: str
+    seed: int
+    seconds: float
+    reason: str
+    degraded: list[str]
+    warnings: list[str]
+
+
+class Image(BaseModel):
+    b64_json: str | None = None
+    url: str | None = None
+    afterimage: Origin
+
+
+class Failure(ErrorBody):
+    """One of several images that its request does not get."""
+
+    index: int
+    job_id: str
+
+
+class Whole(BaseModel):
+    failed: list[Failure]
+    ignored: list[str] = Field(description="Fields of the request that changed nothing.")
+
+
+class Images(BaseModel):
+    """The answer to `POST /v1/images/generations`."""
+
+    created: int
+    data: list[Image]
+    size: str
+    output_format: str
+    background: str
+    afterimage: Whole
+
+
+class ModelFacts(BaseModel):
+    modality: str
+    roles: list[str]
+    size: str
+    steps: int
+
+
+class Model(BaseModel):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    afterimage: ModelFacts
+
+
+class Models(BaseModel):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Status(BaseModel):
+    status: str
+    away: list[str] = []
+
+
+STREAM: dict[str, Any] = {
+    "text/event-stream": {"schema": {"type": "string", "description": "Events as in OpenAI's images API."}}
+}

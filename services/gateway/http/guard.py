@@ -1,0 +1,163 @@
+"""The check of each HTTP request before it is parsed: host, origin, key, size and time of its body."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.gateway.http.errors import HttpError, answer_of
+from services.gateway.http.identity import Callers, principal
+from shared.domain.errors import AfterimageError
+from shared.domain.ids import new_id
+from shared.runtime.settings import Settings
+from shared.runtime.telemetry import METRICS
+from shared.service.door import keys_needed
+
+GONE = 499
+"""Status in metrics of a request whose client left before the answer began."""
+BODY_S = 30.0
+"""Seconds in which a body must arrive."""
+_FIELDS_BYTES, _CHAR_BYTES = 2**16, 12
+"""Most bytes of all fields but the two prompts; most bytes of a character in JSON (two escaped surrogates)."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the guard lets through."""
+
+    hosts: frozenset[str] | None
+    """Host names besides localhost and IP addresses; None: all."""
+    origins: frozenset[str]
+    most_bytes: int
+
+    @classmethod
+    def of(cls, settings: Settings) -> Rules:
+        hosts = frozenset(name.lower() for name in settings.http_hosts)
+        # a page that rebinds its name to this machine has no key; without keys, its name gives it away
+        every = "*" in hosts or (not hosts and keys_needed(settings, settings.http_listen))
+        most_bytes = _FIELDS_BYTES + 2 * _CHAR_BYTES * settings.max_prompt_chars
+        return cls(None if every else hosts, frozenset(settings.http_origins), most_bytes)
+
+    def check(self, headers: Headers, scheme: str) -> None:
+        """Raise HttpError for a host that is not ours, and for a page of another origin."""
+        hosts = headers.getlist("host")
+        host = hosts[0].lower() if len(hosts) == 1 else ""
+        name = _name_of(host)
+        if name is None:
+            raise HttpError(400, "Host: must name the host that the request is for, once", "Host", "bad_host")
+        if not (self.hosts is None or name in self.hosts or _always(name)):
+            rule = f"Host: {name[:100]!r} is no name of this server; the setting http_hosts lists others"
+            raise HttpError(403, rule, "Host", "host_not_allowed", "permission_error")
+        for origin in headers.getlist("origin"):
+            if origin not in self.origins and origin.lower() != f"{scheme}://{host}":
+                rule = f"Origin: pages of {origin[:100]!r} may not call this server; the setting http_origins lists"
+                raise HttpError(403, f"{rule} those that may", "Origin", "origin_not_allowed", "permission_error")
+
+
+def _name_of(host: str) -> str | None:
+    """Return the name of a Host header without its port; None for a header that is none."""
+    try:
+        parts = urlsplit(f"//{host}")
+        _ = parts.port
+    except ValueError:
+        return None
+    return parts.hostname if parts.hostname and parts.netloc == host and "@" not in host else None
+
+
+def _always(name: str) -> bool:
+    """Return whether no DNS server of somebody else can make a page's name equal to this one."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name == "localhost" or name.endswith(".localhost")
+    return True
+
+
+class Guard:
+    """Outermost ASGI middleware: it times each request, checks its host and origin, and ends unexpected errors."""
+
+    def __init__(self, app: ASGIApp, rules: Rules) -> None:
+        self._app, self._rules = app, rules
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start, status, request_id = time.monotonic(), GONE, new_id()
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            self._rules.check(Headers(scope=scope), scope["scheme"])
+            await self._app(scope, receive, noted)
+        except Exception as error:  # the application has logged and answered its own
+            if status == GONE:
+                await answer_of(error)(scope, receive, noted)
+        finally:
+            route = getattr(scope.get("route"), "path", "none")  # a pattern, so labels stay few
+            METRICS.http_seconds.labels(route, str(status)).observe(time.monotonic() - start)
+
+
+class Admission:
+    """Inner ASGI middleware: it checks the caller's key, and then reads a body of bounded size in bounded time."""
+
+    def __init__(self, app: ASGIApp, rules: Rules, callers: Callers) -> None:
+        self._app, self._rules, self._callers = app, rules, callers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._callers.note(scope)
+            if scope["method"] not in ("GET", "HEAD"):
+                principal(scope)
+            receive = await _bounded(scope, receive, self._rules.most_bytes)
+        except (HttpError, AfterimageError) as error:
+            await answer_of(error)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+async def _bounded(scope: Scope, receive: Receive, most: int) -> Receive:
+    """Read the body, and return a `receive` that gives it once. Raises HttpError."""
+    given = Headers(scope=scope).get("content-length", "0")
+    if given.isdecimal() and int(given[:20]) > most:
+        raise _too_large(most)
+    body, more = bytearray(), True
+    try:
+        async with asyncio.timeout(BODY_S):
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return _after(message, receive)
+                body += message.get("body", b"")
+                more = message.get("more_body", False)
+                if len(body) > most:
+                    raise _too_large(most)
+    except TimeoutError:
+        raise HttpError(408, f"the body did not arrive within {BODY_S:g} s", code="request_timeout") from None
+    return _after({"type": "http.request", "body": bytes(body), "more_body": False}, receive)
+
+
+def _after(first: Message, receive: Receive) -> Receive:
+    waiting: Sequence[Message] = [first]
+
+    async def next_one() -> Message:
+        nonlocal waiting
+        if waiting:
+            (message,), waiting = waiting, ()
+            return message
+        return await receive()
+
+    return next_one
+
+
+def _too_large(most: int) -> HttpError:
+    return HttpError(413, f"the body must have at most {most} bytes", code="request_too_large")

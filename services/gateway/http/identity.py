@@ -1,0 +1,45 @@
+"""Who sends an HTTP request: the principal of its key, by the door that gRPC calls pass too."""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import Scope
+
+from services.gateway.validation import Caller, caller_of
+from shared.domain.errors import AfterimageError
+from shared.domain.identity import Principal, looks_like_key
+from shared.runtime.settings import Settings
+from shared.service.door import AUTHORIZATION, CLIENTS, Door, keys_needed
+
+_NOTED = "afterimage.principal"
+
+
+class Callers:
+    """Notes each request's principal in its scope, before its body is read."""
+
+    def __init__(self, door: Door, settings: Settings) -> None:
+        self._door, self._key_needed = door, keys_needed(settings, settings.http_listen)
+
+    def note(self, scope: Scope) -> None:
+        """Note the principal, or the error that `principal` raises then: probes and signed URLs need no key."""
+        given = Headers(scope=scope).getlist(AUTHORIZATION)
+        if not self._key_needed:  # OpenAI's clients always send a key, also where there is none to send
+            given = [one for one in given if looks_like_key(one)]
+        try:
+            scope[_NOTED] = self._door.principal(given, CLIENTS, scope["path"], key_needed=self._key_needed)
+        except AfterimageError as error:
+            scope[_NOTED] = error
+
+
+def principal(scope: Scope) -> Principal:
+    """Return who sends the request. Raises UnauthenticatedError and PermissionDeniedError."""
+    noted: Principal | AfterimageError = scope[_NOTED]
+    if isinstance(noted, AfterimageError):
+        raise noted
+    return noted
+
+
+def caller(request: Request) -> Caller:
+    """Return the caller, with the tenant and the idempotency key of its headers."""
+    return caller_of(principal(request.scope), request.headers.items())

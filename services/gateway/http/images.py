@@ -1,0 +1,105 @@
+"""`/v1/images`: generate images, and read one by its address."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Path, Query
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from protos import common_pb2 as pb
+from services.gateway.http import events
+from services.gateway.http.answers import ImageAnswers
+from services.gateway.http.api import GENERATES, READS, Api, unless_gone
+from services.gateway.http.errors import HttpError
+from services.gateway.http.fields import STREAM, ImageFields, Images
+from services.gateway.http.identity import caller
+from services.gateway.http.pictures import Output, converted
+from services.gateway.http.requests import image_request
+from services.gateway.own_jobs import own_job
+from services.gateway.validation import Caller, image_count
+from shared.client.views import images_of
+from shared.domain.errors import InvalidRequestError
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(alias="Idempotency-Key", description="A retry with the same key gets the first request's images."),
+]
+_PICTURE = {"image/png": {}, "image/jpeg": {}, "image/webp": {}}
+
+
+def routes(api: Api) -> APIRouter:
+    """Return the routes of images."""
+    router = APIRouter()
+
+    @router.post("/v1/images/generations", response_model=Images, responses=GENERATES | {200: {"content": STREAM}})
+    async def generate(request: Request, fields: ImageFields, idempotency_key: IdempotencyKey = None) -> Response:
+        """Generate one image or several: as JSON when all are finished, or as a stream of events."""
+        who, message = caller(request), image_request(fields, api.models)
+        count = image_count(fields.n or 1, api.settings)
+        answers = ImageAnswers.to(request, fields, api)
+        if fields.stream:
+            return await _stream(api, answers, who, message, count)
+        if fields.partial_images:
+            raise InvalidRequestError("partial_images", "needs stream", fields.partial_images)
+        return JSONResponse(await unless_gone(request, _generated(api, answers, who, message, count)))
+
+    @router.get(
+        "/v1/images/{job_id}/content",
+        response_class=Response,
+        responses=READS | {200: {"content": _PICTURE}},
+    )
+    async def content(
+        request: Request,
+        job_id: Annotated[str, Path(max_length=64)],
+        output: Annotated[Output, Query(alias="format")] = "png",
+        expires: Annotated[int | None, Query(ge=0, le=2**53)] = None,
+        signature: Annotated[str | None, Query(max_length=64)] = None,
+    ) -> Response:
+        """Return an image: by a signed address without a key, or one of the caller's own jobs."""
+        if signature is None:
+            job = await own_job(api.jobs, job_id, caller(request))
+        else:
+            if expires is None:
+                raise HttpError(400, "expires: must be there beside signature", "expires", "missing")
+            api.signer.check(job_id, output, expires, signature, time.time())
+            job = await api.jobs.get(job_id)
+        picture = await converted(await api.calls.answers.picture(job), output)
+        lifetime_s = 60 if expires is None else max(int(expires - time.time()), 0)
+        headers = {"Cache-Control": f"private, max-age={lifetime_s}", "X-Content-Type-Options": "nosniff"}
+        return Response(picture, media_type=f"image/{output}", headers=headers)
+
+    return router
+
+
+async def _generated(api: Api, answers: ImageAnswers, who: Caller, message: pb.Request, count: int) -> dict[str, Any]:
+    # a client with an idempotency key asks again for what it left
+    with api.calls.open(count, drop_left=not who.idempotency_key) as calls:
+        await api.calls.accept(calls, message, who, durable=False)
+        images = images_of(await api.calls.result(calls))
+    return await answers.whole(images)
+
+
+async def _stream(api: Api, answers: ImageAnswers, who: Caller, message: pb.Request, count: int) -> Response:
+    """Return the stream once the jobs are accepted: until then an error is an ordinary answer."""
+    responses = _responses(api, who, message, count, previews=bool(answers.fields.partial_images))
+    await anext(responses)
+    body = events.with_heartbeats(events.image_events(responses, answers))
+    return StreamingResponse(body, media_type="text/event-stream", headers=events.HEADERS)
+
+
+async def _responses(
+    api: Api, who: Caller, message: pb.Request, count: int, *, previews: bool
+) -> AsyncGenerator[Any, None]:
+    """Yield None when the jobs are accepted, then the events of all images."""
+    with api.calls.open(count, drop_left=not who.idempotency_key) as calls:
+        await api.calls.accept(calls, message, who, durable=True, previews=previews)
+        yield None
+        stream: Any = api.calls.stream(calls, previews=previews)
+        async with aclosing(stream):
+            async for response in stream:
+                yield response

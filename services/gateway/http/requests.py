@@ -1,0 +1,74 @@
+"""HTTP fields as the gateway's own request."""
+
+from __future__ import annotations
+
+from protos import common_pb2 as pb
+from services.gateway.http.errors import HttpError
+from services.gateway.http.fields import IGNORED, ImageFields
+from services.gateway.validation import Models
+from shared.client.request_fields import request_message
+from shared.domain.errors import InvalidRequestError
+
+_ROLES = {"high": "large", "hd": "large", "low": "small"}
+
+
+def image_request(fields: ImageFields, models: Models) -> pb.Request:
+    """Return the request. Raises HttpError for an unknown model, and InvalidRequestError."""
+    width, height = _size(fields)
+    return request_message(
+        fields.prompt,
+        negative_prompt=fields.negative_prompt,
+        width=width,
+        height=height,
+        steps=fields.num_inference_steps,
+        guidance=fields.guidance_scale,
+        seed=fields.seed,
+        quality=_model(fields, models),
+        cache=fields.cache,
+        scope=fields.scope,
+        deadline_s=fields.deadline_s,
+        priority=fields.priority,
+        savings=fields.savings,
+        variation=fields.variation,
+        user=fields.user,
+    )
+
+
+def ignored_of(fields: ImageFields) -> list[str]:
+    """Return the given fields that change nothing."""
+    return [name for name in IGNORED if getattr(fields, name) is not None]
+
+
+def _size(fields: ImageFields) -> tuple[int | None, int | None]:
+    if fields.size in (None, "auto"):
+        return fields.width, fields.height
+    if fields.width is not None or fields.height is not None:
+        raise InvalidRequestError("size", "name size, or width and height, not both", fields.size)
+    assert fields.size is not None
+    width, _, height = fields.size.partition("x")
+    return int(width), int(height)
+
+
+def _model(fields: ImageFields, models: Models) -> str | None:
+    """Return the model or role that may run the request, by OpenAI's `model` and `quality`."""
+    role = _ROLES.get(fields.quality or "")
+    if role == "small" and models.small is None:
+        role = None
+    if fields.model in (None, "", "auto"):
+        return role
+    assert fields.model is not None
+    card = known_model(fields.model, models)
+    if role is not None and models.choose(role).name != card:
+        raise InvalidRequestError(
+            "quality", f"means the model {models.choose(role).name}; leave it out", fields.quality
+        )
+    return fields.model
+
+
+def known_model(name: str, models: Models) -> str:
+    """Return the id of a model that is served, by id or role. Raises HttpError, as OpenAI does, for others."""
+    try:
+        return models.choose(name).name
+    except InvalidRequestError as error:
+        rule = f"model: {error.rule} (got {name[:120]!r})"
+        raise HttpError(404, rule, "model", "model_not_found", "not_found_error") from error

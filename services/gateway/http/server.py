@@ -1,0 +1,101 @@
+"""The HTTP server in the gateway's process: uvicorn on the gateway's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+import time
+from collections.abc import Iterator
+
+import uvicorn
+
+from services.gateway.http.api import Api
+from services.gateway.http.app import app_of
+from services.gateway.http.identity import Callers
+from services.gateway.http.signed_urls import Signer, secret_of
+from services.gateway.pending_calls import Calls
+from services.gateway.validation import Models
+from shared.domain.errors import ConfigurationError
+from shared.runtime.addresses import check_address
+from shared.runtime.settings import Settings
+from shared.runtime.settings.network import HTTP_LISTEN
+from shared.runtime.telemetry import log
+from shared.service import Context
+from shared.service.tls import https_of
+
+GRACE_S = 2
+"""Seconds that running requests have at the end."""
+
+
+class HttpServer:
+    """Listens from the start on, and answers from `serve` on."""
+
+    def __init__(self, listener: socket.socket, context: Context, calls: Calls, models: Models) -> None:
+        assert context.door is not None
+        assert context.readiness is not None
+        settings = context.settings
+        signer = Signer(secret_of(settings), settings.http_url_lifetime_s)
+        callers = Callers(context.door, settings)
+        jobs = context.backends.catalog.jobs
+        api = Api(settings, calls, models, jobs, callers, signer, context.readiness, time.time())
+        tls = https_of(settings)
+        self._listener = listener
+        host = settings.http_listen.rpartition(":")[0]
+        self.address = f"{'https' if tls else 'http'}://{host}:{listener.getsockname()[1]}"
+        config = uvicorn.Config(
+            app_of(api),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_S,
+            ssl_context_factory=(lambda _config, _default: tls) if tls else None,
+        )
+        self._server = _Server(config)
+        self._task: asyncio.Task[None] | None = None
+
+    async def serve(self) -> None:
+        self._task = asyncio.create_task(self._server.serve([self._listener]))
+
+    async def stop(self) -> None:
+        """Take no more requests, and give the running ones GRACE_S."""
+        self._server.should_exit = True
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._listener.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the process has its own."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listener_of(settings: Settings) -> socket.socket | None:
+    """Return the socket of `http_listen`; None where HTTP is off, or another process has the default port.
+
+    Raises ConfigurationError for an address that cannot be used.
+    """
+    address = settings.http_listen
+    if not address:
+        return None
+    check_address(address, "http_listen")
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, int(port)), family=family, backlog=1024)
+    except (OSError, ValueError, OverflowError) as error:
+        if address == HTTP_LISTEN and getattr(error, "errno", 0) == errno.EADDRINUSE:
+            why = f"another process listens on {address}; AFTERIMAGE_HTTP_LISTEN names another host:port"
+            log("http").warning("no HTTP API", why=why)
+            return None
+        rule = f"cannot listen on {address} ({error}); name another host:port, or '' for no HTTP"
+        raise ConfigurationError(f"http_listen: {rule}") from error
