@@ -13,7 +13,7 @@ import grpc
 
 from protos import gateway_pb2 as pb
 from protos.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
-from services.gateway.http.server import HttpServer, listener_of
+from services.gateway.http.server import HttpServer
 from services.gateway.intake import Intake
 from services.gateway.own_jobs import own_job
 from services.gateway.pending_calls import Calls
@@ -78,8 +78,8 @@ class GatewayService(GatewayServiceServicer):
         )
         if catalog.process_local:
             await self._sweeper.recover()
-        if (listener := listener_of(settings)) is not None:
-            self._http = HttpServer(listener, context, self._calls, models)
+        if settings.http_listen:
+            self._http = HttpServer(context, self._calls, models)
         loops = self._sweeper.run(), self._intake.standalones.keep_fresh()
         self._tasks = [asyncio.create_task(one) for one in loops]
 

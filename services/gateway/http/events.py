@@ -40,9 +40,8 @@ class Partials:
 
 
 async def image_events(responses: AsyncGenerator[Any, None], answers: ImageAnswers) -> AsyncGenerator[bytes, None]:
-    """Yield events of all images. The first item is empty: it says that the jobs were accepted."""
+    """Yield the events of all images; empty bytes for what OpenAI's stream has no event for."""
     partials: dict[int, Partials] = {}
-    ended = 0
     try:
         async for message in responses:
             match event := event_of(message):
@@ -51,7 +50,6 @@ async def image_events(responses: AsyncGenerator[Any, None], answers: ImageAnswe
                     if known.take(event):
                         yield await _partial(event, known.sent - 1, answers)
                 case Picture():
-                    ended += 1
                     yield await _completed(event, answers)
                 case Failed():
                     yield _event("image_generation.failed", failure=failure(event))

@@ -29,7 +29,7 @@ IdempotencyKey = Annotated[
     str | None,
     Header(alias="Idempotency-Key", description="A retry with the same key gets the first request's images."),
 ]
-_PICTURE = {"image/png": {}, "image/jpeg": {}, "image/webp": {}}
+_PICTURE: dict[str, Any] = {"image/png": {}, "image/jpeg": {}, "image/webp": {}}
 
 
 def routes(api: Api) -> APIRouter:

@@ -32,7 +32,8 @@ GRACE_S = 2
 class HttpServer:
     """Listens from the start on, and answers from `serve` on."""
 
-    def __init__(self, listener: socket.socket, context: Context, calls: Calls, models: Models) -> None:
+    def __init__(self, context: Context, calls: Calls, models: Models) -> None:
+        """Raises ConfigurationError for an address, a secret or a certificate that cannot be used."""
         assert context.door is not None
         assert context.readiness is not None
         settings = context.settings
@@ -41,9 +42,6 @@ class HttpServer:
         jobs = context.backends.catalog.jobs
         api = Api(settings, calls, models, jobs, callers, signer, context.readiness, time.time())
         tls = https_of(settings)
-        self._listener = listener
-        host = settings.http_listen.rpartition(":")[0]
-        self.address = f"{'https' if tls else 'http'}://{host}:{listener.getsockname()[1]}"
         config = uvicorn.Config(
             app_of(api),
             http="h11",
@@ -58,16 +56,21 @@ class HttpServer:
         )
         self._server = _Server(config)
         self._task: asyncio.Task[None] | None = None
+        self._listener = listener_of(settings)
+        self.address = "" if self._listener is None else _url(settings, self._listener, secure=tls is not None)
+        """URL; empty where there is no HTTP."""
 
     async def serve(self) -> None:
-        self._task = asyncio.create_task(self._server.serve([self._listener]))
+        if self._listener is not None:
+            self._task = asyncio.create_task(self._server.serve([self._listener]))
 
     async def stop(self) -> None:
         """Take no more requests, and give the running ones GRACE_S."""
         self._server.should_exit = True
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
 
 
 class _Server(uvicorn.Server):
@@ -78,14 +81,15 @@ class _Server(uvicorn.Server):
         yield
 
 
-def listener_of(settings: Settings) -> socket.socket | None:
-    """Return the socket of `http_listen`; None where HTTP is off, or another process has the default port.
+def _url(settings: Settings, listener: socket.socket, *, secure: bool) -> str:
+    host, port = settings.http_listen.rpartition(":")[0], listener.getsockname()[1]
+    return f"{'https' if secure else 'http'}://{host}:{port}"
 
-    Raises ConfigurationError for an address that cannot be used.
-    """
+
+def listener_of(settings: Settings) -> socket.socket | None:
+    """Return the socket of `http_listen`; None where another process has the default port. Raises ConfigurationError
+    for an address that cannot be used."""
     address = settings.http_listen
-    if not address:
-        return None
     check_address(address, "http_listen")
     host, _, port = address.rpartition(":")
     host = host.strip("[]")

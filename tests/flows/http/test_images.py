@@ -1,0 +1,90 @@
+"""Images by OpenAI's own client: one, several, streamed, by address, in each format."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from PIL import Image
+
+from tests.flows.house import House
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+OURS: dict[str, Any] = {"num_inference_steps": 10, "seed": 7}
+
+
+def shown(image: str) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(image)))
+
+
+async def test_an_image_says_where_it_came_from(sdk: openai.AsyncOpenAI, served: House) -> None:
+    first = await sdk.images.generate(prompt="a red fox", extra_body=OURS)
+    again = await sdk.images.generate(prompt="a red fox", extra_body=OURS)
+    by_grpc = await served.client.generate("a red fox", steps=10, seed=7)
+    assert first.data
+    assert again.data
+    assert first.data[0].b64_json == again.data[0].b64_json == base64.b64encode(by_grpc.png).decode()
+    image = shown(str(first.data[0].b64_json))
+    assert (image.format, f"{image.width}x{image.height}") == ("PNG", first.size)
+    told = (first.data[0].model_extra or {})["afterimage"]
+    assert (told["source"], told["steps"], told["steps_run"], told["steps_saved"]) == ("noise", 10, 10, 0)
+    assert told["seed"] == 7
+    assert told["seconds"] > 0
+    told = (again.data[0].model_extra or {})["afterimage"]
+    assert (told["source"], told["steps_run"], told["steps_saved"]) == ("exact", 0, 10)
+
+
+async def test_several_images_in_another_format(sdk: openai.AsyncOpenAI) -> None:
+    answer = await sdk.images.generate(
+        prompt="two red foxes", n=2, output_format="jpeg", output_compression=50, quality="high", extra_body=OURS
+    )
+    assert answer.data
+    images = [one.model_extra["afterimage"] for one in answer.data if one.model_extra]
+    assert [(one["index"], one["seed"]) for one in images] == [(0, 7), (1, 8)]
+    assert {shown(str(one.b64_json)).format for one in answer.data} == {"JPEG"}
+    assert answer.output_format == "jpeg"
+
+
+async def test_an_address_works_without_a_key_until_it_expires(
+    sdk: openai.AsyncOpenAI, http: httpx.AsyncClient, served: House
+) -> None:
+    answer = await sdk.images.generate(prompt="a red fox", response_format="url", output_format="webp", extra_body=OURS)
+    assert answer.data
+    url = str(answer.data[0].url)
+    assert url.startswith(served.process.http_address)
+    read = await http.get(url)
+    assert (read.status_code, read.headers["content-type"]) == (200, "image/webp")
+    assert Image.open(io.BytesIO(read.content)).format == "WEBP"
+    expires = httpx.URL(url).params["expires"]
+    for wrong in (url.replace(expires, str(int(expires) + 1)), url.replace("webp", "png"), url[:-1] + "~"):
+        refused = await http.get(wrong)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "bad_signature")
+
+
+async def test_a_stream_has_openais_events(sdk: openai.AsyncOpenAI) -> None:
+    stream = await sdk.images.generate(
+        prompt="a red fox at night", stream=True, partial_images=2, extra_body={"num_inference_steps": 50}
+    )
+    events: list[Any] = [event async for event in stream]
+    assert [event.type for event in events[:-1]] == ["image_generation.partial_image"] * (len(events) - 1)
+    assert 2 <= len(events) <= 3
+    assert [event.partial_image_index for event in events[:-1]] == list(range(len(events) - 1))
+    assert shown(events[0].b64_json).format == "PNG"
+    assert events[-1].type == "image_generation.completed"
+    assert shown(events[-1].b64_json).size == tuple(map(int, events[-1].size.split("x")))
+    assert events[-1].afterimage["source"] == "noise"
+
+
+async def test_models_and_probes(sdk: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:
+    models = [one async for one in await sdk.models.list()]
+    assert [(one.model_extra or {})["afterimage"]["roles"] for one in models] == [["large"], ["small"]]
+    assert (await sdk.models.retrieve("large")).id == models[0].id
+    with pytest.raises(openai.NotFoundError, match="model: must be one of auto, large, small"):
+        await sdk.images.generate(model="dall-e-3", prompt="a fox")
+    for path, status in (("/health", "ok"), ("/ready", "ready")):
+        assert (await http.get(path)).json() == {"status": status, "away": []}
