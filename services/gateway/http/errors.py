@@ -92,11 +92,6 @@ def described(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     return status, _body(message, kind, param, code), _advice(error, status)
 
 
-def named(code: str, message: str) -> dict[str, Any]:
-    """Return the error of one of several images, by the name of its gRPC status."""
-    return _body(message, STATUSES[code][1], None, "job_failed" if code == JobFailedError.code else code.lower())
-
-
 def plain(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """Return an answer in the one shape for a status of HTTP itself, such as 405."""
     code = HTTPStatus(status).name.lower()

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from services.gateway.http.pictures import Output
 
+
+def _unicode(text: str) -> str:
+    """Refuse lone surrogates, which JSON can write and UTF-8 cannot."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise PydanticCustomError("string_unicode", "must be Unicode text without lone surrogates")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_unicode)]
 Size = Annotated[str, Field(pattern=r"^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$", examples=["64x64"])]
 Pixels = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
@@ -21,8 +31,8 @@ class Fields(BaseModel):
 class ImageFields(Fields):
     """`POST /v1/images/generations`. null: not given."""
 
-    prompt: str
-    model: str | None = Field(None, description="auto, large, small, or an id of GET /v1/models.")
+    prompt: Text
+    model: Text | None = Field(None, description="auto, large, small, or an id of GET /v1/models.")
     n: int | None = Field(None, ge=1, le=1000, description="Images, of the seeds seed, seed + 1, …")
     size: Size | None = Field(None, description="WIDTHxHEIGHT in pixels; auto: the model's own.")
     width: Pixels | None = Field(None, description="In place of `size`, together with `height`.")
@@ -36,13 +46,13 @@ class ImageFields(Fields):
     output_format: Output | None = None
     output_compression: int | None = Field(None, ge=0, le=100, description="Quality of JPEG and WebP.")
     background: Literal["auto", "opaque"] | None = None
-    user: str | None = Field(None, description="A label of the caller's own users, under its key.")
+    user: Text | None = Field(None, description="A label of the caller's own users, under its key.")
     stream: bool | None = Field(None, description="Answer with Server-Sent Events.")
     partial_images: int | None = Field(None, ge=0, le=3, description="Previews per image of a stream.")
     style: str | None = Field(None, description="Ignored; the answer says so. As are the next two.")
     moderation: str | None = None
     generator_device: str | None = None
-    negative_prompt: str | None = None
+    negative_prompt: Text | None = None
     num_inference_steps: int | Literal["auto"] | None = Field(None, description="auto: the plan decides.")
     guidance_scale: float | None = None
     seed: int | None = Field(None, ge=0, le=2**64 - 1)

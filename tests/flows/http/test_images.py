@@ -68,7 +68,11 @@ async def test_an_address_works_without_a_key_until_it_expires(
 
 async def test_a_stream_has_openais_events(sdk: openai.AsyncOpenAI) -> None:
     stream = await sdk.images.generate(
-        prompt="a red fox at night", stream=True, partial_images=2, extra_body={"num_inference_steps": 50}
+        model="small",
+        prompt="a red fox at night",
+        stream=True,
+        partial_images=2,
+        extra_body={"num_inference_steps": 50},
     )
     events: list[Any] = [event async for event in stream]
     assert [event.type for event in events[:-1]] == ["image_generation.partial_image"] * (len(events) - 1)
