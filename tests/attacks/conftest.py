@@ -70,6 +70,7 @@ async def guarded(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Async
     given: dict[str, Any] = {"large": "noop:", "encoder": str(tiny / "clip"), "torch_threads": 1}
     given |= {"public_tenants": ("acme", "rival")}
     given |= {"data_dir": tmp_path_factory.mktemp("guarded"), "listen": "127.0.0.1:0", "metrics_listen": ""}
+    given |= {"http_listen": "127.0.0.1:0"}
     with pytest.MonkeyPatch.context() as patch, structlog.testing.capture_logs() as logs:
         patch.setattr("shared.service.door.EVERY_S", 0.05)
         async with house(Settings(**given, allow_anonymous="never")) as it:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import ssl
 import subprocess
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from shared.domain.errors import ConfigurationError, PermissionDeniedError, Unau
 from shared.runtime.settings import Settings
 from shared.service import running
 from shared.service.door import check_guarded, loopback
+from shared.service.tls import https_of
 
 
 class Nothing:
@@ -46,6 +48,10 @@ async def test_an_address_on_the_network_needs_keys_and_tls(
             with pytest.raises(ConfigurationError, match="TLS"):
                 async with running([Nothing()], changed):
                     pass
+            with pytest.raises(ConfigurationError, match=r"http_listen: .*TLS"):
+                check_guarded(
+                    settings.model_copy(update={"http_listen": address, "allow_anonymous": allowed}), "http_listen"
+                )
     check_guarded(settings)
     assert not logs
     check_guarded(settings.model_copy(update={"listen": "0.0.0.0:0", "allow_anonymous": "always"}))
@@ -88,6 +94,35 @@ async def test_a_wiretap_reads_no_key_and_a_renewed_certificate_needs_no_restart
         _copy(second, used)
         with pytest.raises(ConfigurationError, match="another service"):
             await ask(second[0])
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+async def test_https_uses_a_renewed_certificate_without_a_restart(settings: Settings, tmp_path: Path) -> None:
+    first, second = _certificate(tmp_path, "first"), _certificate(tmp_path, "second")
+    used = tmp_path / "used.pem", tmp_path / "used.key"
+    _copy(first, used)
+    changed = settings.model_copy(update={"tls_certificate": str(used[0]), "tls_key": str(used[1])})
+
+    async def closed(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    server = await asyncio.start_server(closed, "127.0.0.1", 0, ssl=https_of(changed))
+
+    async def shake_hands(ca: Path) -> None:
+        port = server.sockets[0].getsockname()[1]
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=ssl.create_default_context(cafile=ca))
+        writer.close()
+
+    async with server:
+        await shake_hands(first[0])
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await shake_hands(second[0])
+        _copy(second, used)
+        await shake_hands(second[0])
+        used[1].write_text("no key")
+        await shake_hands(second[0])
+    with pytest.raises(ConfigurationError, match="tls_certificate"):
+        https_of(changed)
 
 
 def _certificate(folder: Path, name: str) -> tuple[Path, Path]:
