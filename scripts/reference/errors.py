@@ -25,7 +25,7 @@ Over HTTP, the body is OpenAI's `{"error": {"message", "type", "param", "code"}}
 HEADER = ("error", "gRPC status", "reason", "exit code", "what happened", "what to do")
 HTTP_HEADER = ("status", "`type`", "`code`", "error or gRPC status, or the reason")
 HTTP = """\
-`param` names the field of the HTTP request. `x-should-retry` is `true` where waiting may help, and `Retry-After` (seconds)
+`param` names the field of the HTTP request. `x-should-retry` is `true` where waiting may help, and `Retry-After` (in s)
 and `retry-after-ms` then say how long; the `openai` packages obey all three. A stream that has begun ends with an event
 `error` that has the same body.
 """
@@ -80,7 +80,7 @@ The Python client and the commands see a status, its details and no type. A reas
 def _http_rows() -> list[tuple[str, ...]]:
     own = [(status, code(name), code(kind.__name__)) for kind, status, name in http._CODES]
     by_name = [(status, code(name.lower()), code(name)) for name, (status, _) in http.STATUSES.items()]
-    types = {status: kind for status, kind in http.STATUSES.values()}
+    types = dict(http.STATUSES.values())
     rows = [(str(status), code(types[status]), *rest) for status, *rest in sorted([*own, *by_name])]
     return [*rows, *((str(status), code(kind), name, said) for status, kind, name, said in HTTP_ONLY)]
 

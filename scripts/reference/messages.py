@@ -90,7 +90,11 @@ def _traffic() -> tuple[dict[str, set[str]], dict[str, set[str]]]:
                     one_of = any(keyword.arg == "queue" for keyword in call.keywords)
                     for name in (one.id for one in ast.walk(kinds or call) if isinstance(one, ast.Name)):
                         receivers[name].add(code(service) + (" (one replica)" if one_of else ""))
-                case ast.Attribute(attr="receive") if service not in ("cli", "trainer"):  # its ranks receive tensors
+                case ast.Attribute(attr="receive") if service not in (
+                    "cli",
+                    "trainer",
+                    "gateway",
+                ):  # tensors, HTTP bodies
                     receivers[GenerateImage.__name__].add(f"{code(service)} (one worker)")
     return senders, receivers
 
