@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from services.gateway.fanout import Rows
 from services.gateway.http.fields import ErrorAnswer
 from services.gateway.http.identity import Callers
 from services.gateway.http.signed_urls import Signer
@@ -28,7 +27,8 @@ class Api:
     settings: Settings
     calls: Calls
     models: Models
-    jobs: Rows
+    jobs: Any
+    """Jobs of the catalog."""
     callers: Callers
     signer: Signer
     readiness: Readiness

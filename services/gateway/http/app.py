@@ -14,9 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from services.gateway.http import images, listings
+from services.gateway.http import images, listings, videos
 from services.gateway.http.api import Api, ClientGoneError
 from services.gateway.http.errors import HttpError, answer_of, plain
+from services.gateway.http.fields import VideoFields
 from services.gateway.http.guard import GONE, Admission, Guard, Rules
 from shared.domain.errors import AfterimageError
 
@@ -25,6 +26,7 @@ def app_of(api: Api) -> ASGIApp:
     """Return the application with the checks around it."""
     app = FastAPI(title="Afterimage", version=metadata.version("afterimage"), docs_url=None, redoc_url=None)
     app.include_router(images.routes(api))
+    app.include_router(videos.routes(api))
     app.include_router(listings.routes(api))
     _answer_errors(app)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
@@ -77,6 +79,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI document, without the status 422, which no answer has."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        document["components"]["schemas"]["VideoFields"] = VideoFields.model_json_schema()
         for path in document["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)

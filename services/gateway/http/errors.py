@@ -48,6 +48,8 @@ PARAMS: Mapping[str, str] = {
     "guidance": "guidance_scale",
     "width": "size",
     "height": "size",
+    "frames": "num_frames",
+    "page_token": "after",
     "idempotency-key": "Idempotency-Key",
 }
 """Names of fields in HTTP requests by their names in gRPC requests, where they differ."""

@@ -64,6 +64,29 @@ class ImageFields(Fields):
     variation: Literal["auto", "same", "new"] | None = None
 
 
+class VideoFields(BaseModel):
+    """`POST /v1/videos`, as JSON or as a form. Numbers may be text, as in forms."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    prompt: Text
+    model: Text | None = None
+    seconds: float | None = Field(None, gt=0, description="Length; default: the model's own.")
+    num_frames: int | None = Field(None, ge=1, le=2**31 - 1, description="In place of `seconds`.")
+    size: Size | None = None
+    user: Text | None = None
+    negative_prompt: Text | None = None
+    num_inference_steps: int | Literal["auto"] | None = None
+    guidance_scale: float | None = None
+    seed: int | None = Field(None, ge=0, le=2**64 - 1)
+    cache: Literal["auto", "read", "write", "off"] | None = None
+    scope: Literal["private", "tenant", "public"] | None = None
+    deadline_s: float | None = None
+    priority: int | None = Field(None, ge=-100, le=100)
+    savings: float | None = None
+    variation: Literal["auto", "same", "new"] | None = None
+
+
 IGNORED = ("style", "moderation", "generator_device")
 """Fields that change nothing here and do no harm."""
 
@@ -127,6 +150,45 @@ class Images(BaseModel):
     output_format: str
     background: str
     afterimage: Whole
+
+
+class VideoError(BaseModel):
+    code: str
+    message: str
+
+
+class Video(BaseModel):
+    """A job of a clip, as OpenAI shows it."""
+
+    id: str
+    object: Literal["video"]
+    model: str
+    prompt: str
+    status: Literal["queued", "in_progress", "completed", "failed"]
+    progress: int
+    created_at: int
+    completed_at: int | None
+    expires_at: int | None
+    size: str
+    seconds: str
+    num_frames: int
+    error: VideoError | None
+    remixed_from_video_id: str | None
+    afterimage: Origin
+
+
+class Videos(BaseModel):
+    object: Literal["list"]
+    data: list[Video]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedVideo(BaseModel):
+    id: str
+    object: Literal["video.deleted"]
+    deleted: bool
 
 
 class ModelFacts(BaseModel):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from protos import common_pb2 as pb
 from services.gateway.http.errors import HttpError
-from services.gateway.http.fields import IGNORED, ImageFields
+from services.gateway.http.fields import IGNORED, ImageFields, VideoFields
 from services.gateway.validation import Models
-from shared.client.request_fields import request_message
+from shared.client.request_fields import RequestFields, request_message
 from shared.domain.errors import InvalidRequestError
 
 _ROLES = {"high": "large", "hd": "large", "low": "small"}
@@ -14,24 +14,39 @@ _ROLES = {"high": "large", "hd": "large", "low": "small"}
 
 def image_request(fields: ImageFields, models: Models) -> pb.Request:
     """Return the request. Raises HttpError for an unknown model, and InvalidRequestError."""
+    given = _common(fields)
+    given["quality"] = _model(fields, models)
+    return request_message(fields.prompt, **given)
+
+
+def video_request(fields: VideoFields, models: Models) -> pb.Request:
+    """Return the request of a clip. Raises HttpError for an unknown model, and InvalidRequestError."""
+    if fields.model not in (None, "", "auto") and (models.video is None or fields.model != models.video.name):
+        offered = f"must be {models.video.name} or auto" if models.video else "no model of clips is served"
+        rule = f"model: {offered} (got {str(fields.model)[:120]!r})"
+        raise HttpError(404, rule, "model", "model_not_found", "not_found_error")
+    given = _common(fields)
+    given |= {"modality": "video", "seconds": fields.seconds, "frames": fields.num_frames}
+    return request_message(fields.prompt, **given)
+
+
+def _common(fields: ImageFields | VideoFields) -> RequestFields:
     width, height = _size(fields)
-    return request_message(
-        fields.prompt,
-        negative_prompt=fields.negative_prompt,
-        width=width,
-        height=height,
-        steps=fields.num_inference_steps,
-        guidance=fields.guidance_scale,
-        seed=fields.seed,
-        quality=_model(fields, models),
-        cache=fields.cache,
-        scope=fields.scope,
-        deadline_s=fields.deadline_s,
-        priority=fields.priority,
-        savings=fields.savings,
-        variation=fields.variation,
-        user=fields.user,
-    )
+    return {
+        "negative_prompt": fields.negative_prompt,
+        "width": width,
+        "height": height,
+        "steps": fields.num_inference_steps,
+        "guidance": fields.guidance_scale,
+        "seed": fields.seed,
+        "cache": fields.cache,
+        "scope": fields.scope,
+        "deadline_s": fields.deadline_s,
+        "priority": fields.priority,
+        "savings": fields.savings,
+        "variation": fields.variation,
+        "user": fields.user,
+    }
 
 
 def ignored_of(fields: ImageFields) -> list[str]:
@@ -39,10 +54,11 @@ def ignored_of(fields: ImageFields) -> list[str]:
     return [name for name in IGNORED if getattr(fields, name) is not None]
 
 
-def _size(fields: ImageFields) -> tuple[int | None, int | None]:
+def _size(fields: ImageFields | VideoFields) -> tuple[int | None, int | None]:
+    given = (fields.width, fields.height) if isinstance(fields, ImageFields) else (None, None)
     if fields.size in (None, "auto"):
-        return fields.width, fields.height
-    if fields.width is not None or fields.height is not None:
+        return given
+    if given != (None, None):
         raise InvalidRequestError("size", "name size, or width and height, not both", fields.size)
     assert fields.size is not None
     width, _, height = fields.size.partition("x")

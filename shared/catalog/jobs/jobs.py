@@ -122,6 +122,7 @@ def _list(
     state: JobState | None,
     limit: int,
     after: str,
+    clips: bool,
 ) -> tuple[list[Job], str]:
     query = sa.select(jobs).order_by(c.id.desc()).limit(limit + 1)
     query = query.where(OF_CLIENTS if tenant is None else c.tenant == tenant)
@@ -129,6 +130,8 @@ def _list(
         query = query.where(c.subject == subject)
     if state is not None:
         query = query.where(c.state == state.value)
+    if clips:  # quotes of a prompt are escaped in JSON, so no prompt looks like this
+        query = query.where(c.request.like('%"modality":"video"%'), c.state != JobState.CANCELLED.value)
     while True:
         rows = connection.execute(query.where(c.id < after) if after else query).all()
         found, after = jobs_of(rows[:limit]), rows[limit - 1].id if len(rows) > limit else ""
@@ -228,12 +231,14 @@ class Jobs(CheckJobs, Expiry, Groups, Lanes, Segmenting, Sweeping, Urgent):
         state: JobState | None = None,
         limit: int = 50,
         after: str = "",
+        clips: bool = False,
     ) -> tuple[builtins.list[Job], str]:
         """Return jobs, newest first, and the token of the next page (empty at the end). tenant, subject: None is any.
+        clips: only jobs of clips that were not cancelled.
 
         Rows that only another version can read are left out, so a page may be short.
         """
-        return await self._database.read(_list, tenant, subject, state, limit, after)
+        return await self._database.read(_list, tenant, subject, state, limit, after, clips)
 
     async def confirm(self, job_ids: Sequence[str]) -> None:
         """Record that the broker has stored these jobs' tasks."""

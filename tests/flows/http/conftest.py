@@ -24,6 +24,7 @@ SMALL: dict[str, Any] = {"size": "16x16"}
 async def served(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> AsyncIterator[House]:
     given: dict[str, Any] = {"large": str(tiny / "large"), "small": "noop:?step_ms=20", "encoder": str(tiny / "clip")}
     given |= {"data_dir": tmp_path_factory.mktemp("http"), "listen": "127.0.0.1:0", "metrics_listen": ""}
+    given |= {"video": "noop:?name=clips&step_ms=20"}
     async with house(Settings(**given, http_listen="127.0.0.1:0", torch_threads=1)) as it:
         yield it
 

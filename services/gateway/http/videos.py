@@ -1,0 +1,119 @@
+"""`/v1/videos`: clips as jobs that a client asks for, follows and reads."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Header, Path, Query
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from services.gateway.http.api import GENERATES, READS, Api, refusals
+from services.gateway.http.clip_files import KINDS, Variant, clip_file
+from services.gateway.http.errors import HttpError
+from services.gateway.http.fields import DeletedVideo, Video, VideoFields, Videos
+from services.gateway.http.identity import caller
+from services.gateway.http.requests import video_request
+from services.gateway.http.video_views import video
+from services.gateway.own_jobs import own_job
+from services.gateway.validation import Caller, page_token
+from shared.domain.errors import NotFoundError
+from shared.domain.types import Job, JobState, Modality
+
+VideoId = Annotated[str, Path(max_length=64)]
+UPLOADS = ("input_reference", "image_reference", "video")
+"""Fields of OpenAI's API that upload something."""
+_BODIES = ("application/json", "multipart/form-data", "application/x-www-form-urlencoded")
+_SCHEMA = {"$ref": "#/components/schemas/VideoFields"}
+_BODY = {"requestBody": {"required": True, "content": {kind: {"schema": _SCHEMA} for kind in _BODIES}}}
+_FILES: dict[str, Any] = {kind: {} for kind in KINDS.values()}
+
+
+def routes(api: Api) -> APIRouter:
+    """Return the routes of clips."""
+    router = APIRouter()
+
+    @router.post("/v1/videos", response_model=Video, responses=GENERATES, openapi_extra=_BODY)
+    async def create(
+        request: Request, idempotency_key: Annotated[str | None, Header(alias="Idempotency-Key")] = None
+    ) -> Response:
+        """Accept a clip, and return its job without waiting for it."""
+        who, message = caller(request), video_request(await _fields(request), api.models)
+        with api.calls.open(1) as calls:
+            await api.calls.accept(calls, message, who, durable=True)
+            job = calls[0].job
+        assert job is not None
+        return JSONResponse(video(job, api))
+
+    @router.get("/v1/videos", response_model=Videos, responses=READS)
+    async def listed(
+        request: Request,
+        after: Annotated[str, Query(max_length=64)] = "",
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        order: Literal["desc"] = "desc",
+    ) -> Response:
+        """Return a page of the caller's clips, newest first."""
+        who = caller(request)
+        subject = None if who.admin else who.subject
+        jobs, more = await api.jobs.list(
+            tenant=who.tenant, subject=subject, limit=limit, after=page_token(after), clips=True
+        )
+        data = [video(job, api) for job in jobs]
+        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+        return JSONResponse({"object": "list", "data": data, **ends, "has_more": bool(more)})
+
+    @router.get("/v1/videos/{video_id}", response_model=Video, responses=READS)
+    async def one(request: Request, video_id: VideoId) -> Response:
+        """Return a clip's job."""
+        return JSONResponse(video(await _own(api, video_id, caller(request)), api))
+
+    @router.delete("/v1/videos/{video_id}", response_model=DeletedVideo, responses=READS | refusals(408, 409, 413))
+    async def delete(request: Request, video_id: VideoId) -> Response:
+        """Cancel a clip that is not finished. Finished ones expire by themselves."""
+        job = await _own(api, video_id, caller(request))
+        if (await api.calls.cancel(job.id)).state is not JobState.CANCELLED:
+            rule = f"video {video_id} has ended; it expires {api.settings.results_keep_s:g} s after that"
+            raise HttpError(409, rule, "video_id", "video_ended", "conflict_error")
+        return JSONResponse({"id": job.id, "object": "video.deleted", "deleted": True})
+
+    @router.get("/v1/videos/{video_id}/content", response_class=Response, responses=READS | {200: {"content": _FILES}})
+    async def content(request: Request, video_id: VideoId, variant: Variant = "video") -> Response:
+        """Return a finished clip as MP4, its first frame, or a strip of its frames."""
+        job = await _own(api, video_id, caller(request))
+        png = await api.calls.answers.picture(job)
+        return Response(await clip_file(api.calls.answers.job(job), png, variant), media_type=KINDS[variant])
+
+    return router
+
+
+async def _own(api: Api, video_id: str, who: Caller) -> Job:
+    """Return a clip that the caller may see and has not deleted. Raises NotFoundError."""
+    job = await own_job(api.jobs, video_id, who)
+    if job.request.modality is not Modality.VIDEO or job.state is JobState.CANCELLED:
+        raise NotFoundError(f"video {video_id!r}: no such video; it never existed, was deleted or expired")
+    return job
+
+
+async def _fields(request: Request) -> VideoFields:
+    """Read the fields of a form or of JSON. Raises HttpError for an upload, and RequestValidationError."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in _BODIES:
+        raise HttpError(400, f"Content-Type: must be one of {', '.join(_BODIES)}", "Content-Type", "content_type")
+    given: Any
+    if kind == "application/json":
+        try:
+            given = await request.json()
+        except (ValueError, RecursionError):
+            raise HttpError(400, "the body must be JSON", code="json_invalid") from None
+    else:
+        async with request.form(max_files=1) as form:
+            given = dict(form.items())
+    for name in UPLOADS if isinstance(given, dict) else ():
+        if given.pop(name, None) is not None:
+            raise HttpError(400, f"{name}: files cannot be uploaded", name, "unsupported")
+    try:
+        return VideoFields.model_validate(given)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from error
