@@ -1,1 +1,1 @@
-"""The gateway's HTTP API: OpenAI's images, over the same intake, callers and jobs as gRPC."""
+"""The gateway's HTTP API: OpenAI's images and videos, over the same intake, callers and jobs as gRPC."""

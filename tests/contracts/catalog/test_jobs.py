@@ -10,7 +10,7 @@ import pytest
 
 from shared.catalog import Catalog
 from shared.domain.errors import ConflictError, NotFoundError
-from shared.domain.types import JobState, Plan, PlanSource, Source
+from shared.domain.types import JobState, Modality, Plan, PlanSource, Source
 from tests.contracts.nouns import EXPIRED_S, LEASE_S, a_job, a_result, accepted, finished
 
 
@@ -232,6 +232,20 @@ async def test_lists_are_newest_first_in_pages(catalog: Catalog) -> None:
     assert [job.id for job in (await catalog.jobs.list(tenant="a", limit=9))[0]] == ["job05", "job03", "job01"]
     assert [job.id for job in (await catalog.jobs.list(state=JobState.CANCELLED, limit=9))[0]] == ["job03"]
     assert await catalog.jobs.list(tenant="a", state=JobState.RUNNING, limit=9) == ([], "")
+
+
+async def test_clips_are_listed_alone(catalog: Catalog) -> None:
+    """No prompt looks like a clip, and a cancelled clip is gone."""
+    await accepted(catalog, prompt='"modality":"video"')
+    clip, gone = (
+        dataclasses.replace(job, request=dataclasses.replace(job.request, modality=Modality.VIDEO, frames=4))
+        for job in (a_job(), a_job())
+    )
+    for job in (clip, gone):
+        await catalog.jobs.accept(job)
+    await catalog.jobs.cancel(gone.id)
+    assert [job.id for job in (await catalog.jobs.list(clips=True))[0]] == [clip.id]
+    assert len((await catalog.jobs.list())[0]) == 3
 
 
 async def test_queue_length_and_position(catalog: Catalog) -> None:
