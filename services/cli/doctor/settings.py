@@ -47,7 +47,11 @@ def check_settings(settings: Settings, environment: Mapping[str, str], broken: l
 
 
 def _combinations(settings: Settings) -> Iterator[Finding]:
-    for name, address in {"listen": settings.listen, "metrics_listen": settings.metrics_listen}.items():
+    for name, address in (
+        ("listen", settings.listen),
+        ("http_listen", settings.http_listen),
+        ("metrics_listen", settings.metrics_listen),
+    ):
         if address:
             yield from _refused(check_address, address, name)
     if settings.metrics_listen and settings.metrics_listen == settings.listen and not settings.listen.endswith(":0"):
