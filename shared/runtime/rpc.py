@@ -53,9 +53,10 @@ OPTIONS = (
 )
 
 
-def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
+def channel_options(max_message_bytes: int, received_bytes: int = 0) -> list[tuple[str, int]]:
+    """Return options of a channel or server. received_bytes: most of a received message; 0: as of a sent one."""
     return [
-        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", received_bytes or max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         # reconnect to a restarted service within seconds (gRPC's default waits up to two minutes)
         ("grpc.initial_reconnect_backoff_ms", 200),
@@ -121,7 +122,8 @@ def from_rpc_error(error: grpc.RpcError) -> AfterimageError:
         return ConfigurationError(said)
     if status is None and "larger than max" in (error.details() or ""):
         rule = (
-            "a message holds max_message_bytes at most, at both ends; send less, or raise AFTERIMAGE_MAX_MESSAGE_BYTES"
+            "a message holds max_message_bytes at most, at both ends; send less, or raise AFTERIMAGE_MAX_MESSAGE_BYTES "
+            "(a request holds two prompts of max_prompt_chars and 128 KiB)"
         )
         return OverloadedError(f"{error.details()}: {rule}")
     # without our status the text is gRPC's own, which names addresses

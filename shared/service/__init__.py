@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import SERVICE_NAME as HEALTH
 from grpc_reflection.v1alpha import reflection
 
 from shared.domain.errors import ConfigurationError
@@ -23,6 +24,7 @@ from shared.runtime.clock import Clock, SystemClock
 from shared.runtime.settings import Settings
 from shared.service.backends import PORTS, Backends, open_backends
 from shared.service.door import Door, check_guarded, keys_needed
+from shared.service.health import Health
 from shared.service.readiness import Readiness
 from shared.service.tls import credentials_of
 
@@ -143,7 +145,7 @@ async def running(
     needs: dict[str, frozenset[str]] = {}
     tasks: list[asyncio.Task[None]] = []
     started: list[Service] = []
-    health_servicer = health.aio.HealthServicer()
+    health_servicer = Health()
     try:
         public = [service for service in services if service.name in PUBLIC or alone]
         internal = [service for service in services if service not in public]
@@ -216,12 +218,13 @@ async def _carefully(service: str, stage: str, ending: Awaitable[None]) -> None:
 def _server(
     services: Sequence[Service],
     settings: Settings,
-    health_servicer: Any,
+    health_servicer: Health,
     needs: dict[str, frozenset[str]],
     doors: Sequence[Door] = (),
 ) -> grpc.aio.Server:
     """Return a server with these services, health and reflection; add their needs by full service name to `needs`."""
-    server = rpc.server([*rpc.channel_options(settings.max_message_bytes), *rpc.OPTIONS], doors)
+    options = rpc.channel_options(settings.max_message_bytes, _most_received(services, settings))
+    server = rpc.server([*options, *rpc.OPTIONS], doors)
     own = {
         name: getattr(service, "needs", frozenset[str]())
         for service in services
@@ -229,8 +232,15 @@ def _server(
     }
     needs.update(own)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    reflection.enable_server_reflection((*own, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    reflection.enable_server_reflection((*own, HEALTH, reflection.SERVICE_NAME), server)
     return server
+
+
+def _most_received(services: Sequence[Service], settings: Settings) -> int:
+    """Return the bytes of a request at most. Those of clients hold two prompts and no image."""
+    if any(service.name not in PUBLIC for service in services):
+        return settings.max_message_bytes
+    return min(settings.max_message_bytes, 2**17 + 8 * settings.max_prompt_chars)
 
 
 def _bind(

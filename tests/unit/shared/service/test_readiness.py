@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from grpc_health.v1 import health_pb2
-from grpc_health.v1._async import HealthServicer
 
 from shared.domain.errors import UnavailableError
 from shared.service import readiness
+from shared.service.health import Health
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -46,10 +46,10 @@ async def server() -> Server:
 
 
 @pytest.fixture
-async def health(server: Server, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HealthServicer]:
+async def health(server: Server, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Health]:
     monkeypatch.setattr(readiness, "EVERY_S", 0.0)
     monkeypatch.setattr(readiness, "ANSWER_S", 60.0)
-    servicer = HealthServicer()
+    servicer = Health()
     await servicer.set("gateway", SERVING)
     backends: Any = SimpleNamespace(catalog=server)
     asking = asyncio.create_task(readiness.Readiness(backends, servicer, {"gateway": frozenset({"catalog"})}).run())
@@ -58,13 +58,13 @@ async def health(server: Server, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     await asyncio.wait([asking])
 
 
-async def _says(health: HealthServicer) -> int:
+async def _says(health: Health) -> int:
     return int((await health.Check(health_pb2.HealthCheckRequest(service="gateway"), None)).status)
 
 
 @pytest.mark.parametrize("error", [UnavailableError("away"), TimeoutError(), ZeroDivisionError("a bug")])
 async def test_a_server_is_away_after_two_misses_in_a_row_and_back_after_one_answer(
-    server: Server, health: HealthServicer, error: Exception
+    server: Server, health: Health, error: Exception
 ) -> None:
     await server.answered(error, None, error)  # holds still
     assert await _says(health) == SERVING
