@@ -68,7 +68,7 @@ def check_serves(address: str, service: str = "") -> None:
     """Raise the error of `trouble` unless the process, or the service of this full name, serves."""
     if (why := asyncio.run(unreachable(address))) is not None and not isinstance(why, NothingListensError):
         raise why
-    with blocking_channel(address) as channel:
+    with blocking_channel(address, "") as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
             reply = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_S)

@@ -13,7 +13,7 @@ from services.cli.dead_letters import check_catalog, opened_catalog
 from services.cli.display.tables import Column, fitted
 from services.cli.display.words import wide
 from services.cli.embedded import settings_from
-from shared.domain.errors import AfterimageError
+from shared.domain.errors import AfterimageError, InvalidRequestError
 from shared.domain.identity import ANONYMOUS, ApiKey, Role, issued, principal_of
 from shared.runtime.audit import local_actor, record
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 DAY_S = 86400.0
+MOST_DAYS, MOST_OVERLAP_S = 36_500.0, 365 * DAY_S
 KeyId = Annotated[str, typer.Argument(help="Id of the key, as `list` shows it.")]
 
 app = typer.Typer(
@@ -47,7 +48,7 @@ def create(
     Examples: afterimage keys create alice --tenant acme --days 90 · afterimage keys create ops --role operator
     """
     key, text = issued(principal_of(tenant, subject, role or [Role.USER]))
-    lifetime_s = None if days is None else days * DAY_S
+    lifetime_s = None if days is None else _seconds("days", days, MOST_DAYS) * DAY_S
     _in_catalog(lambda catalog: catalog.keys.add(key, lifetime_s), "create", f"{key.id} {tenant}/{subject}")
     typer.echo(text)
 
@@ -93,6 +94,7 @@ def rotate(
     Example: afterimage keys rotate 3f9c… --overlap-s 3600
     """
     key, text = issued(ANONYMOUS)
+    _seconds("overlap-s", overlap_s, MOST_OVERLAP_S)
     target = f"{key_id} to {key.id}"
     _in_catalog(lambda catalog: catalog.keys.rotate(key_id, key.id, key.digest, overlap_s), "rotate", target)
     typer.echo(text)
@@ -108,6 +110,13 @@ def revoke(key_id: KeyId) -> None:
     typer.echo(f"{key_id} is revoked")
 
 
+def _seconds(field: str, value: float, most: float) -> float:
+    """Return a duration of an option. Raises InvalidRequestError for one that is no number, or too long."""
+    if not 0 <= value <= most:  # neither nan nor inf is
+        raise InvalidRequestError(field, f"must be between 0 and {most:g}", value)
+    return value
+
+
 def _in_catalog(work: Callable[[Catalog], Awaitable[T]], action: str = "", target: str = "") -> T:
     """Do the work in the catalog. A named action goes into the audit log, also when it fails."""
     settings = settings_from()
@@ -117,11 +126,16 @@ def _in_catalog(work: Callable[[Catalog], Awaitable[T]], action: str = "", targe
         async with opened_catalog(settings) as catalog:
             return await work(catalog)
 
-    outcome = "done"
+    outcome = "interrupted"
     try:
-        return asyncio.run(done())
+        found = asyncio.run(done())
+        outcome = "done"
+        return found
     except AfterimageError as error:
         outcome = error.code
+        raise
+    except Exception as error:
+        outcome = type(error).__name__
         raise
     finally:
         if action:

@@ -80,10 +80,12 @@ class AsyncClient:
         api_key: str | None = None,
         tls_ca: str | None = None,
     ) -> None:
-        """api_key: None reads AFTERIMAGE_API_KEY; the key decides the tenant. tls_ca: see `credentials.channel`."""
+        """api_key: None reads AFTERIMAGE_API_KEY; the key decides the tenant. tls_ca: see `credentials.channel`.
+
+        Raises ConfigurationError for a key that would cross a network in plain text."""
         self._target, self._tenant, self._retry_s = check_target(target), tenant, retry_s
         self._bearer = bearer(api_key)
-        self._channel = channel(target, tls_ca, rpc.channel_options(MAX_MESSAGE_BYTES))
+        self._channel = channel(target, tls_ca, rpc.channel_options(MAX_MESSAGE_BYTES), api_key)
         self._stub: Any = GatewayServiceStub(self._channel)
         self._random = random.Random()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import grpc
 from shared.domain.errors import ConfigurationError
 
 API_KEY, TLS_CA = "AFTERIMAGE_API_KEY", "AFTERIMAGE_TLS_CA"
+PLAIN_TEXT = "AFTERIMAGE_KEY_IN_PLAIN_TEXT"
 SYSTEM = "system"
 
 
@@ -22,16 +25,50 @@ def bearer(api_key: str | None = None) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {key}"),) if key else ()
 
 
-def channel(target: str, tls_ca: str | None = None, options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Channel:
-    """Return a channel with the `credentials` that the CA gives."""
+def check_private(target: str, api_key: str | None = None, tls_ca: str | None = None) -> None:
+    """Raise ConfigurationError where a key would cross a network in plain text.
+
+    Allowed: TLS, this machine's own addresses, or AFTERIMAGE_KEY_IN_PLAIN_TEXT=1, for a network that encrypts itself.
+    """
+    secure = os.environ.get(TLS_CA, "") if tls_ca is None else tls_ca
+    if not bearer(api_key) or secure or os.environ.get(PLAIN_TEXT) == "1" or _of_this_machine(target):
+        return
+    raise ConfigurationError(
+        f"api_key: would go to {target} in plain text; set {TLS_CA} (a PEM file, or {SYSTEM}), or {PLAIN_TEXT}=1 where "
+        "the network encrypts"
+    )
+
+
+def _of_this_machine(target: str) -> bool:
+    if target.startswith("unix:"):
+        return True
+    hosts = [re.sub(r"^(ipv4|ipv6|dns):/*", "", one).rpartition(":")[0].strip("[]") for one in target.split(",")]
+    return all(host == "localhost" or _loopback(host) for host in hosts)
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def channel(
+    target: str, tls_ca: str | None = None, options: Sequence[tuple[str, int]] = (), api_key: str | None = None
+) -> grpc.aio.Channel:
+    """Return a channel with the `credentials` that the CA gives, for calls with this key.
+
+    Raises ConfigurationError as `check_private` does."""
+    check_private(target, api_key, tls_ca)
     found = credentials(target, tls_ca)
     if found is None:
         return grpc.aio.insecure_channel(target, options=options)
     return grpc.aio.secure_channel(target, found, options=options)
 
 
-def blocking_channel(target: str) -> grpc.Channel:
-    """Return a channel for blocking calls, with the `credentials` of the environment."""
+def blocking_channel(target: str, api_key: str | None = None) -> grpc.Channel:
+    """Return a channel for blocking calls, with the `credentials` of the environment; as `channel` otherwise."""
+    check_private(target, api_key)
     found = credentials(target)
     return grpc.secure_channel(target, found) if found else grpc.insecure_channel(target)
 

@@ -54,6 +54,9 @@ class ApiKey:
     expires_at: float | None = None
     revoked_at: float | None = None
 
+    def expired(self, now: float) -> bool:
+        return self.expires_at is not None and self.expires_at <= now
+
 
 def issued(principal: Principal, key_id: str = "") -> tuple[ApiKey, str]:
     """Return a new key and its text, which has the only copy of the secret: 32 random bytes."""

@@ -44,6 +44,11 @@ class Metrics:
             "OverloadedError a full queue, StorageFullError a full disk, LateError a deadline that cannot be met.",
             "reason",
         )
+        self.door_refused = counter(
+            "door_refused",
+            "Calls and HTTP requests that the door refused, by code: no key that works, or a key without the role.",
+            "code",
+        )
         self.deadlines = counter(
             "deadlines",
             "Jobs with a deadline that ended, by class of AFTERIMAGE_SLO_CLASSES (`none`: the client gave seconds) and "

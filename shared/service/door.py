@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -20,12 +21,14 @@ from shared.runtime import rpc
 from shared.runtime.audit import record
 from shared.runtime.datadir import private_folder, private_opener
 from shared.runtime.settings import Settings
-from shared.runtime.telemetry import log
+from shared.runtime.telemetry import METRICS, log
 
 AUTHORIZATION = "authorization"
 """Name of the call metadata with the key: `Bearer aik_…`."""
 EVERY_S = 2.0
 """Seconds between two readings of the keys: a revoked key ends, and a new one works, within this time and a query."""
+LOG_EVERY_S = 10.0
+"""Least seconds between two log lines of refused calls: a flood of them fills no disk."""
 OPEN = "/grpc.health.v1.Health/"
 """Methods without a key: probes."""
 CLIENTS = frozenset({Role.USER, Role.TENANT_ADMIN})
@@ -101,6 +104,7 @@ class Door(grpc.aio.ServerInterceptor):
         self._keys, self._settings = catalog.keys, settings
         self._needed = keys_needed(settings, settings.listen)
         self._live: Mapping[str, ApiKey] = {}
+        self._unlogged, self._log_at = 0, 0.0
 
     async def open(self, *, bootstrap: bool) -> None:
         """Read the keys. bootstrap: make the first one if there never was one."""
@@ -140,10 +144,23 @@ class Door(grpc.aio.ServerInterceptor):
         given: values of `authorization`; needed: roles, one of which the call needs; call: its name, for the message;
         key_needed: the address takes no anonymous calls.
         """
-        who = self._named(given) if given or key_needed else ANONYMOUS
-        if not who.roles & needed:
-            raise PermissionDeniedError(f"{call[:100]}: needs a key with the role {' or '.join(sorted(needed))}")
+        try:
+            who = self._named(given) if given or key_needed else ANONYMOUS
+            if not who.roles & needed:
+                raise PermissionDeniedError(f"{call[:100]}: needs a key with the role {' or '.join(sorted(needed))}")
+        except (UnauthenticatedError, PermissionDeniedError) as error:
+            self._refused(error, call)
+            raise
         return who
+
+    def _refused(self, error: AfterimageError, call: str) -> None:
+        """Count the refusal, and log it unless another one was logged in the last LOG_EVERY_S seconds."""
+        METRICS.door_refused.labels(error.code).inc()
+        self._unlogged += 1
+        now = time.monotonic()
+        if now >= self._log_at:
+            log("door").warning("call refused", call=call[:100], why=str(error), refused=self._unlogged)
+            self._unlogged, self._log_at = 0, now + LOG_EVERY_S
 
     def _named(self, given: Sequence[Any]) -> Principal:
         if len(given) != 1:
@@ -153,7 +170,8 @@ class Door(grpc.aio.ServerInterceptor):
         if id_and_secret is None:
             raise UnauthenticatedError(f"{AUTHORIZATION}: must be `Bearer KEY` with a key of Afterimage; {_WHERE}")
         key = self._live.get(id_and_secret[0])
-        if not hmac.compare_digest(digest(id_and_secret[1]), key.digest if key else _NOBODY) or key is None:
+        same = hmac.compare_digest(digest(id_and_secret[1]), key.digest if key else _NOBODY)
+        if not same or key is None or key.expired(time.time()):
             raise UnauthenticatedError(f"{AUTHORIZATION}: this key is unknown, expired or revoked; {_WHERE}")
         return key.principal
 

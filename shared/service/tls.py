@@ -62,8 +62,9 @@ class Certificate:
             return None
 
     def _read(self) -> Any:
-        self._seen = self._stamp()
+        seen = self._stamp()
         chain, key = (path.read_bytes() for path in self._paths)
+        self._seen = seen  # a failed read is tried again at the next handshake
         return grpc.ssl_server_certificate_configuration([(key, chain)])
 
     def _stamp(self) -> Any:

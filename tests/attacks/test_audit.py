@@ -16,7 +16,7 @@ from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from services.cache_maintainer.service import CacheMaintainerService
 from services.cli.app import app
 from shared.catalog import open_catalog
-from shared.domain.errors import PermissionDeniedError
+from shared.domain.errors import InvalidRequestError, PermissionDeniedError
 from shared.domain.identity import Role, issued, principal_of
 from shared.runtime import audit, rpc
 from shared.runtime.settings import Settings
@@ -89,3 +89,15 @@ def test_a_flood_of_lines_fills_no_disk(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(files) == audit.KEPT + 1
     assert sum(file.stat().st_size for file in files) < 1500 * (audit.KEPT + 1)
     assert _lines(tmp_path)[-1]["target"] == "199"
+
+
+@pytest.mark.parametrize("days", ["nan", "inf", "1e7"])
+def test_no_key_lives_for_ever_by_a_number_that_is_none(
+    days: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AFTERIMAGE_DATA_DIR", str(settings.data_dir))
+    for words in (["create", "alice", "--days", days], ["rotate", "some", "--overlap-s", "nan"]):
+        done = CliRunner().invoke(app, ["keys", *words])
+        assert done.exit_code != 0
+        assert not done.stdout.startswith("aik_")
+        assert isinstance(done.exception, InvalidRequestError)

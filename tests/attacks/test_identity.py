@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import stat
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -23,9 +24,11 @@ from shared.domain.errors import (
     PermissionDeniedError,
     UnauthenticatedError,
 )
-from shared.domain.identity import ANONYMOUS, Role, issued
+from shared.domain.identity import ANONYMOUS, ApiKey, Role, issued, principal_of
 from shared.runtime import rpc
 from shared.runtime.settings import Settings
+from shared.runtime.telemetry import METRICS
+from shared.service import door
 from tests.attacks.conftest import Guarded
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -196,3 +199,29 @@ async def test_the_doctor_reads_the_version_with_an_operators_key(
     assert "it tells its version to an operator's API key alone" in await said()
     monkeypatch.setenv(API_KEY, guarded.keys["ops"])
     assert "with the same version" in await said()
+
+
+async def test_refused_calls_are_counted_and_a_flood_of_them_is_logged_once(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guessing keys left no trace."""
+    said = list[dict[str, Any]]()
+    logger = SimpleNamespace(warning=lambda event, **facts: said.append({"event": event} | facts))
+    monkeypatch.setattr(door, "log", lambda _: logger)
+    counted = METRICS.door_refused.labels(UnauthenticatedError.code)
+    before = counted._value.get()
+    guess = issued(principal_of("acme", "alice", [Role.USER]))[1]
+    async with AsyncClient(guarded.address, retry_s=0.0, api_key=guess) as stranger:
+        for _ in range(20):
+            with pytest.raises(UnauthenticatedError):
+                await stranger.plan("a fox")
+    assert counted._value.get() == before + 20
+    assert len(said) <= 2  # at most one line in ten seconds
+    assert guess not in repr(said)
+
+
+async def test_an_expired_key_is_refused_by_its_own_time() -> None:
+    """While the catalog is away, the last keys hold: a key worked on after its end."""
+    key = ApiKey("a", "d", principal_of("acme", "alice", [Role.USER]), expires_at=100.0)
+    assert (key.expired(99.9), key.expired(100.0)) == (False, True)
+    assert not ApiKey("a", "d", principal_of("acme", "alice", [Role.USER])).expired(1e12)
