@@ -84,7 +84,13 @@ def joined(place: Place, device: torch.device, timeout_s: float) -> Iterator[Non
     if os.environ.get("MASTER_ADDR") in ("127.0.0.1", "localhost"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        limit = timedelta(seconds=timeout_s)
+        store, rank, world = next(dist.rendezvous("env://", timeout=limit))  # type: ignore[attr-defined]
+        # torchrun keeps its store when it starts the ranks again: without a prefix they would read the addresses of
+        # the ranks before
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(f"restart-{attempt}", store)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, timeout=limit, store=store, rank=rank, world_size=world)
         yield
     except (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError) as error:
         raise _lost(place, timeout_s, error) from error
