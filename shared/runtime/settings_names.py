@@ -11,7 +11,9 @@ from pydantic import ValidationError
 from shared.runtime.settings import Settings
 
 PREFIX = "AFTERIMAGE_"
-ELSEWHERE = ("AFTERIMAGE_TORCH", "AFTERIMAGE_SPRITES", "AFTERIMAGE_API_KEY", "AFTERIMAGE_TLS_CA")
+ELSEWHERE = (
+    "AFTERIMAGE_TORCH", "AFTERIMAGE_SPRITES", "AFTERIMAGE_API_KEY", "AFTERIMAGE_TLS_CA", "AFTERIMAGE_KEY_IN_PLAIN_TEXT"
+)  # fmt: skip
 """Variables that the installation, the renderer and clients read."""
 FAMILIES = ("AFTERIMAGE_TEST_", "AFTERIMAGE_LOAD_")
 """Prefixes of variables that the tests and the load generator read."""

@@ -22,6 +22,7 @@ from shared.runtime.audit import record
 from shared.runtime.datadir import private_folder, private_opener
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, log
+from shared.service.open_calls import OpenCalls
 
 AUTHORIZATION = "authorization"
 """Name of the call metadata with the key: `Bearer aik_…`."""
@@ -104,6 +105,7 @@ class Door(grpc.aio.ServerInterceptor):
         self._keys, self._settings = catalog.keys, settings
         self._needed = keys_needed(settings, settings.listen)
         self._live: Mapping[str, ApiKey] = {}
+        self._calls = OpenCalls(f"{AUTHORIZATION}: this key ended during the call; {_WHERE}")
         self._unlogged, self._log_at = 0, 0.0
 
     async def open(self, *, bootstrap: bool) -> None:
@@ -124,6 +126,7 @@ class Door(grpc.aio.ServerInterceptor):
 
     async def _read(self) -> None:
         self._live = {key.id: key for key in await self._keys.live()}
+        self._calls.keep(self._live)
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -136,6 +139,8 @@ class Door(grpc.aio.ServerInterceptor):
                 _calling.set(self.principal(given, needed, name, key_needed=self._needed))
             except AfterimageError as error:
                 return _refusal(error)
+            if given:
+                return self._calls.under(_id_of(given), await continuation(details))
         return await continuation(details)
 
     def principal(self, given: Sequence[Any], needed: frozenset[Role], call: str, *, key_needed: bool) -> Principal:
@@ -180,6 +185,12 @@ _WHERE = "`afterimage keys create` makes one, and clients read it from AFTERIMAG
 _NOBODY = digest("")
 
 
+def _id_of(given: Sequence[Any]) -> str:
+    """Return the id of the key that `Door.principal` let in."""
+    found = parsed(str(given[0]).partition(" ")[2])
+    return found[0] if found else ""
+
+
 def _refusal(error: AfterimageError) -> Any:
     """Return a handler that ends the call. A handler of streams starts before gRPC receives the first message."""
     status = rpc.to_status(error)
@@ -195,12 +206,13 @@ async def _bootstrap(keys: Keys, folder: Path) -> None:
     if await keys.all():
         return
     path = folder / "bootstrap-key"
-    key, text = issued(principal_of("default", BOOTSTRAP, Role), BOOTSTRAP)
+    who = principal_of("default", BOOTSTRAP, Role)
     try:
-        await asyncio.to_thread(_write_new, path, f"{text}\n")
+        text = await asyncio.to_thread(_first_text, path, issued(who, BOOTSTRAP)[1])
     except OSError as error:
         log("door").warning("no bootstrap key", why=str(error), do="run `afterimage keys create`")
         return
+    key = ApiKey(BOOTSTRAP, digest(text.partition(".")[2]), who)
     if await keys.add_first(key):
         log("door").warning("made the first key, with every role", file=str(path), do="read it, then delete the file")
         record(folder, actor="local:start", action="keys create", target=key.id)
@@ -208,7 +220,16 @@ async def _bootstrap(keys: Keys, folder: Path) -> None:
         await asyncio.to_thread(path.unlink)
 
 
-def _write_new(path: Path, text: str) -> None:
+def _first_text(path: Path, text: str) -> str:
+    """Return the key in the file; write `text` there first, unless an earlier start did so and ended before the catalog
+    had the key."""
     private_folder(path.parent, tighten=False)
-    with open(path, "x", opener=private_opener) as file:
-        file.write(text)
+    try:
+        with open(path, "x", opener=private_opener) as file:
+            file.write(f"{text}\n")
+        return text
+    except FileExistsError:
+        left = path.read_text(encoding="utf-8").strip()
+    if (found := parsed(left)) is None or found[0] != BOOTSTRAP:
+        raise FileExistsError(f"{path} is there, and has no key of a first start; remove it")
+    return left

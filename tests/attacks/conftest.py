@@ -71,6 +71,7 @@ async def guarded(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Async
     given |= {"public_tenants": ("acme", "rival")}
     given |= {"data_dir": tmp_path_factory.mktemp("guarded"), "listen": "127.0.0.1:0", "metrics_listen": ""}
     given |= {"http_listen": "127.0.0.1:0"}
+    given |= dict.fromkeys(("lookup_timeout_s", "call_timeout_s", "extract_timeout_s"), 10.0)  # also on a busy machine
     with pytest.MonkeyPatch.context() as patch, structlog.testing.capture_logs() as logs:
         patch.setattr("shared.service.door.EVERY_S", 0.05)
         async with house(Settings(**given, allow_anonymous="never")) as it:

@@ -201,6 +201,14 @@ async def test_the_doctor_reads_the_version_with_an_operators_key(
     assert "with the same version" in await said()
 
 
+async def test_the_doctor_names_a_key_that_is_refused(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It called the service ok."""
+    monkeypatch.setenv(API_KEY, issued(principal_of("acme", "alice", [Role.USER]))[1])
+    settings = Settings(listen=guarded.address)
+    [found] = await asyncio.to_thread(lambda: list(check_service(settings)))
+    assert (found.verdict, API_KEY in found.fact) == ("wrong", True)
+
+
 async def test_refused_calls_are_counted_and_a_flood_of_them_is_logged_once(
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:

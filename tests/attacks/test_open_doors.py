@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import ssl
 import subprocess
-from collections.abc import MutableMapping
+from collections.abc import AsyncIterator, MutableMapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +16,9 @@ from typer.testing import CliRunner
 
 from services.cli.app import app
 from shared.client import AsyncClient
+from shared.client.credentials import bearer
 from shared.domain.errors import ConfigurationError, PermissionDeniedError, UnauthenticatedError
+from shared.domain.identity import BOOTSTRAP, Role, issued, principal_of
 from shared.runtime.settings import Settings
 from shared.service import running
 from shared.service.door import check_guarded, loopback
@@ -36,6 +38,43 @@ class Nothing:
     async def drain(self) -> None: ...
 
     async def stop(self) -> None: ...
+
+
+class Endless(Nothing):
+    """A service with two methods that never end by themselves."""
+
+    def register(self, server: grpc.aio.Server) -> None:
+        async def stream(_request: bytes, _context: Any) -> AsyncIterator[bytes]:
+            yield b"first"
+            await asyncio.sleep(60)
+
+        async def single(_request: bytes, _context: Any) -> bytes:
+            await asyncio.sleep(60)
+            return b""
+
+        methods: dict[str, Any] = {
+            "Stream": grpc.unary_stream_rpc_method_handler(stream, bytes, bytes),
+            "Single": grpc.unary_unary_rpc_method_handler(single, bytes, bytes),
+        }
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test.Endless", methods)])
+
+
+async def test_a_revoked_key_ends_the_calls_that_run_under_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream opened before went on for as long as the thief liked."""
+    monkeypatch.setattr("shared.service.door.EVERY_S", 0.05)
+    async with running([Endless()], settings.model_copy(update={"allow_anonymous": "never"})) as process:
+        key = (settings.data_dir / "bootstrap-key").read_text().strip()
+        async with grpc.aio.insecure_channel(process.address) as channel:
+            stream = channel.unary_stream("/test.Endless/Stream")(b"", metadata=bearer(key))
+            single = channel.unary_unary("/test.Endless/Single")(b"", metadata=bearer(key))
+            assert await stream.read() == b"first"
+            await process.context.backends.catalog.keys.revoke(BOOTSTRAP)
+            for call in (stream.read(), single):
+                with pytest.raises(grpc.aio.AioRpcError, match="this key ended during the call") as ended:
+                    await asyncio.wait_for(call, 5.0)
+                assert ended.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_an_address_on_the_network_needs_keys_and_tls(
@@ -94,6 +133,19 @@ async def test_a_wiretap_reads_no_key_and_a_renewed_certificate_needs_no_restart
         _copy(second, used)
         with pytest.raises(ConfigurationError, match="another service"):
             await ask(second[0])
+
+
+async def test_a_start_that_was_killed_before_its_first_key_was_stored_leaves_no_dead_key(settings: Settings) -> None:
+    """The file stayed, its key worked nowhere, and no later start made another one."""
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    path = settings.data_dir / "bootstrap-key"
+    left = issued(principal_of("default", BOOTSTRAP, Role), BOOTSTRAP)[1]
+    path.write_text(f"{left}\n")
+    async with running([Nothing()], settings.model_copy(update={"allow_anonymous": "never"})) as process:
+        assert path.read_text().strip() == left
+        async with AsyncClient(process.address, retry_s=0.0, api_key=left) as client:
+            with pytest.raises(ConfigurationError, match="another service"):  # past the door
+                await client.list_jobs()
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")

@@ -17,7 +17,7 @@ from services.cli.doctor.findings import Check, Finding, ok, warning, wrong
 from services.cli.health import check_serves
 from shared.blobs import open_blobs
 from shared.bus import open_bus
-from shared.client.credentials import bearer, blocking_channel, credentials
+from shared.client.credentials import API_KEY, bearer, blocking_channel, credentials
 from shared.domain.errors import AfterimageError, UnavailableError
 from shared.index import open_index
 from shared.runtime.addresses import SILENT_S, NothingListensError, SilentError, unreachable
@@ -146,6 +146,9 @@ def check_service(settings: Settings) -> Iterator[Finding]:
     try:
         version = _version(address)
     except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED and bearer():
+            yield wrong(check, f"{address} refuses the key of {API_KEY}", "see `afterimage keys list`, or unset it")
+            return
         refused = error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
         reason = "it tells its version to an operator's API key alone" if refused else "it is no gateway"
         yield ok(check, f"{address} serves; {reason}, so its version is not known")

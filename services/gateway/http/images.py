@@ -18,7 +18,7 @@ from services.gateway.http.api import GENERATES, READS, Api, unless_gone
 from services.gateway.http.errors import HttpError
 from services.gateway.http.fields import STREAM, ImageFields, Images
 from services.gateway.http.identity import caller
-from services.gateway.http.pictures import Output, converted
+from services.gateway.http.pictures import Output, check_output, converted
 from services.gateway.http.requests import image_request
 from services.gateway.own_jobs import own_job
 from services.gateway.validation import Caller, image_count
@@ -42,6 +42,7 @@ def routes(api: Api) -> APIRouter:
         who, message = caller(request), image_request(fields, api.models)
         count = image_count(fields.n or 1, api.settings)
         answers = ImageAnswers.to(request, fields, api)
+        check_output(answers.output)
         if fields.stream:
             return await _stream(api, answers, who, message, count)
         if fields.partial_images:

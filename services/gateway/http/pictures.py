@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import io
+from importlib.util import find_spec
 from typing import Literal
 
-from PIL import Image
+from shared.domain.errors import InvalidRequestError
 
 Output = Literal["png", "jpeg", "webp"]
 QUALITY = 95
 """Quality of JPEG and WebP images for which a request names no `output_compression`, 0–100."""
+
+
+def check_output(output: Output) -> None:
+    """Raise InvalidRequestError for a format that takes Pillow where it is not installed."""
+    if output != "png" and find_spec("PIL") is None:
+        raise InvalidRequestError("output_format", "must be png: this gateway is installed without Pillow", output)
 
 
 async def converted(png: bytes, output: Output, quality: int | None = None) -> bytes:
@@ -21,6 +28,8 @@ async def converted(png: bytes, output: Output, quality: int | None = None) -> b
 
 
 def _encoded(png: bytes, output: Output, quality: int) -> bytes:
+    from PIL import Image  # gateways in containers do without
+
     out = io.BytesIO()
     with Image.open(io.BytesIO(png)) as image:
         image.convert("RGB").save(out, output.upper(), quality=quality)

@@ -405,3 +405,18 @@ def test_the_exit_code_says_whether_something_is_wrong(
     assert capfd.readouterr().out.splitlines() == [
         "ok      one             right", "warning two             odd: look", "wrong   three           no",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict", "words"),
+    [
+        ({"listen": "0.0.0.0:50051"}, "wrong", "it needs TLS"),
+        ({"listen": "0.0.0.0:50051", "allow_anonymous": "always"}, "warning", "anyone who reaches"),
+        ({"http_listen": "0.0.0.0:8000"}, "wrong", "it needs TLS"),
+    ],
+)
+def test_who_may_call_an_address_on_the_network(
+    tmp_path: Path, given: dict[str, str], verdict: str, words: str
+) -> None:
+    found = list(check_settings(Settings(data_dir=tmp_path, **given), {}, []))  # type: ignore[arg-type]
+    assert [(one.verdict, words in one.fact) for one in found] == [(verdict, True)]
