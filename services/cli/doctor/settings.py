@@ -11,7 +11,6 @@ from shared.domain.errors import ConfigurationError
 from shared.runtime.addresses import check_address, target_of
 from shared.runtime.settings import Settings
 from shared.runtime.settings_names import PREFIX, every_in_words, misspelt
-from shared.service.door import check_guarded, loopback
 
 NAME = "settings"
 CALLED = ("embedder", "match_predictor", "retriever", "text_extractor", "cache_maintainer", "global_monitor")
@@ -55,15 +54,7 @@ def _combinations(settings: Settings) -> Iterator[Finding]:
     ):
         if address:
             yield from _refused(check_address, address, name)
-    for name in ("listen", "http_listen"):
-        if getattr(settings, name) and not loopback(str(getattr(settings, name))):
-            yield from _refused(lambda _, setting: check_guarded(settings, setting), "", name)
-            if settings.allow_anonymous == "always":
-                yield warning(
-                    NAME,
-                    f"{name}: anyone who reaches {getattr(settings, name)} may generate without a key",
-                    "allow_anonymous=loopback asks for keys",
-                )
+    yield from _guarded(settings)
     if settings.metrics_listen and settings.metrics_listen == settings.listen and not settings.listen.endswith(":0"):
         yield wrong(NAME, f"listen and metrics_listen are both {settings.listen}", "give them two ports")
     for service in CALLED:
@@ -80,6 +71,22 @@ def _combinations(settings: Settings) -> Iterator[Finding]:
         )
     if settings.set_aside and settings.scheduler != "slack":
         yield warning(NAME, f"set_aside has no effect with scheduler={settings.scheduler}", "set scheduler=slack")
+
+
+def _guarded(settings: Settings) -> Iterator[Finding]:
+    """Yield what is wrong with the addresses that other machines reach."""
+    try:
+        from shared.service.door import check_guarded, loopback
+    except ImportError:  # a client's installation serves nothing
+        return
+    for name in ("listen", "http_listen"):
+        address = str(getattr(settings, name))
+        if not address or loopback(address):
+            continue
+        yield from _refused(lambda _, setting: check_guarded(settings, setting), "", name)
+        if settings.allow_anonymous == "always":
+            fact = f"{name}: anyone who reaches {address} may generate without a key"
+            yield warning(NAME, fact, "allow_anonymous=loopback asks for keys")
 
 
 def _refused(check: object, address: str, name: str) -> Iterator[Finding]:
