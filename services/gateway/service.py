@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from importlib import metadata
 from typing import Any, ClassVar
 
 import grpc
@@ -26,6 +25,7 @@ from shared.domain.errors import AfterimageError
 from shared.domain.messages import Message, WorkerReported
 from shared.domain.types import Job, JobState
 from shared.models import ModelCard, of_images, served_cards
+from shared.runtime.own_version import own_version
 from shared.runtime.rpc_types import state_from_proto
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, counted_when_scraped
@@ -151,7 +151,7 @@ class GatewayService(GatewayServiceServicer):
     async def Locate(self, request: pb.LocateRequest, context: Any) -> pb.LocateResponse:
         local = context.peer().startswith(LOCAL_PEERS)
         internal = self._context.internal_address if local else ""
-        return pb.LocateResponse(internal_address=internal, version=metadata.version("afterimage"))
+        return pb.LocateResponse(internal_address=internal, version=own_version())
 
     # ---- shared by the handlers ----
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Any
 
 from fastapi import FastAPI
@@ -20,11 +19,12 @@ from services.gateway.http.errors import HttpError, answer_of, plain
 from services.gateway.http.fields import VideoFields
 from services.gateway.http.guard import GONE, Admission, Guard, Rules
 from shared.domain.errors import AfterimageError
+from shared.runtime.own_version import own_version
 
 
 def app_of(api: Api) -> ASGIApp:
     """Return the application with the checks around it."""
-    app = FastAPI(title="Afterimage", version=metadata.version("afterimage"), docs_url=None, redoc_url=None)
+    app = FastAPI(title="Afterimage", version=own_version(), docs_url=None, redoc_url=None)
     app.include_router(images.routes(api))
     app.include_router(videos.routes(api))
     app.include_router(listings.routes(api))

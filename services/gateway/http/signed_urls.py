@@ -12,6 +12,7 @@ from services.gateway.http.errors import HttpError
 from shared.domain.errors import ConfigurationError
 from shared.runtime.datadir import private_folder, private_opener
 from shared.runtime.settings import Settings
+from shared.runtime.telemetry import log
 
 SECRET_FILE = "url-secret"
 LEAST_CHARS = 32
@@ -20,7 +21,8 @@ LEAST_CHARS = 32
 def secret_of(settings: Settings) -> bytes:
     """Return the secret of the settings, or that of the data directory, which is made where there is none.
 
-    Raises ConfigurationError for a short secret, and for a file that cannot be read or written.
+    In a folder that cannot be written, the secret lasts as long as the process. Raises ConfigurationError for a short
+    secret.
     """
     if given := settings.http_url_secret.get_secret_value():
         if len(given) < LEAST_CHARS:
@@ -30,9 +32,8 @@ def secret_of(settings: Settings) -> bytes:
     try:
         return _read_or_make(path)
     except OSError as error:
-        raise ConfigurationError(
-            f"data_dir: {path} cannot be used ({error.strerror}); or set http_url_secret"
-        ) from error
+        log("gateway").warning("image URLs end with this process", why=str(error), do="set http_url_secret")
+        return secrets.token_bytes(32)
 
 
 def _read_or_make(path: Path) -> bytes:
