@@ -105,7 +105,7 @@ class Door(grpc.aio.ServerInterceptor):
         self._keys, self._settings = catalog.keys, settings
         self._needed = keys_needed(settings, settings.listen)
         self._live: Mapping[str, ApiKey] = {}
-        self._calls = OpenCalls(f"{AUTHORIZATION}: this key ended during the call; {_WHERE}")
+        self.calls = OpenCalls(f"{AUTHORIZATION}: this key ended during the call; {_WHERE}")
         self._unlogged, self._log_at = 0, 0.0
 
     async def open(self, *, bootstrap: bool) -> None:
@@ -116,17 +116,20 @@ class Door(grpc.aio.ServerInterceptor):
 
     async def run(self) -> None:
         """Read the keys again and again, until cancelled."""
-        while True:
-            await asyncio.sleep(EVERY_S)
-            try:
-                async with asyncio.timeout(EVERY_S):
-                    await self._read()
-            except Exception as error:  # read again at the next round
-                log("door").warning("keys not read", error=repr(error))
+        try:
+            while True:
+                await asyncio.sleep(EVERY_S)
+                try:
+                    async with asyncio.timeout(EVERY_S):
+                        await self._read()
+                except Exception as error:  # read again at the next round
+                    log("door").warning("keys not read", error=repr(error))
+        finally:
+            self.calls.close()
 
     async def _read(self) -> None:
         self._live = {key.id: key for key in await self._keys.live()}
-        self._calls.keep(self._live)
+        self.calls.keep(self._live)
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -140,7 +143,7 @@ class Door(grpc.aio.ServerInterceptor):
             except AfterimageError as error:
                 return _refusal(error)
             if given:
-                return self._calls.under(_id_of(given), await continuation(details))
+                return self.calls.under(id_of(given), await continuation(details))
         return await continuation(details)
 
     def principal(self, given: Sequence[Any], needed: frozenset[Role], call: str, *, key_needed: bool) -> Principal:
@@ -185,7 +188,7 @@ _WHERE = "`afterimage keys create` makes one, and clients read it from AFTERIMAG
 _NOBODY = digest("")
 
 
-def _id_of(given: Sequence[Any]) -> str:
+def id_of(given: Sequence[Any]) -> str:
     """Return the id of the key that `Door.principal` let in."""
     found = parsed(str(given[0]).partition(" ")[2])
     return found[0] if found else ""

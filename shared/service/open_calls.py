@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import grpc
+
+from shared.domain.errors import UnauthenticatedError
+from shared.domain.identity import ApiKey
 
 
 class OpenCalls:
@@ -18,17 +22,36 @@ class OpenCalls:
         """ended: what a caller reads whose key ended during its call."""
         self._ended, self._tasks = ended, defaultdict[str, set[asyncio.Task[Any]]](set)
         self._stopped = set[asyncio.Task[Any]]()
+        self._live: Mapping[str, ApiKey] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
-    def keep(self, key_ids: Collection[str]) -> None:
-        """End the calls of all other keys."""
-        for key_id in self._tasks.keys() - set(key_ids):
-            for task in self._tasks[key_id] - self._stopped:
-                self._stopped.add(task)
-                task.cancel()
+    def keep(self, live: Mapping[str, ApiKey]) -> None:
+        """End the calls of all other keys now, and those of a live key once it expires."""
+        self._live = live
+        self._end_expired()
+
+    def _end_expired(self) -> None:
+        now = time.time()
+        for key_id in [*self._tasks]:
+            if (key := self._live.get(key_id)) is None or key.expired(now):
+                for task in self._tasks[key_id] - self._stopped:
+                    self._stopped.add(task)
+                    task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        ends = [key.expires_at for key in self._live.values() if key.expires_at is not None]
+        if after := [end for end in ends if end > now]:
+            self._timer = asyncio.get_running_loop().call_later(min(after) - now, self._end_expired)
+
+    def close(self) -> None:
+        """Watch no key any longer."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     def under(self, key_id: str, handler: Any) -> Any:
         """Return a handler that does the same, until the key ends. Then the call ends as UNAUTHENTICATED."""
-        if handler is None or handler.request_streaming:  # an unknown method; reflection
+        if handler is None or handler.request_streaming:  # an unknown method; reflection, which is not asynchronous
             return handler
         kinds: Any = {"request_deserializer": handler.request_deserializer}
         kinds |= {"response_serializer": handler.response_serializer}
@@ -38,42 +61,40 @@ class OpenCalls:
 
     def _single(self, key_id: str, answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         async def answered(request: Any, context: Any) -> Any:
-            with self._noted(key_id) as task:
-                try:
+            try:
+                with self.noted(key_id):
                     return await answer(request, context)
-                except asyncio.CancelledError:
-                    await self._end(task, context)
-                    raise
+            except UnauthenticatedError as error:
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
 
         return answered
 
     def _stream(self, key_id: str, answers: Callable[[Any, Any], Any]) -> Callable[[Any, Any], AsyncIterator[Any]]:
         async def answered(request: Any, context: Any) -> AsyncIterator[Any]:
-            with self._noted(key_id) as task:
-                try:
+            try:
+                with self.noted(key_id):
                     async for one in answers(request, context):
                         yield one
-                except asyncio.CancelledError:
-                    await self._end(task, context)
-                    raise
+            except UnauthenticatedError as error:
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
 
         return answered
 
     @contextmanager
-    def _noted(self, key_id: str) -> Iterator[asyncio.Task[Any]]:
+    def noted(self, key_id: str) -> Iterator[None]:
+        """End the block when the key ends. Raises UnauthenticatedError then; a client that left cancels as before."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks[key_id].add(task)
         try:
-            yield task
+            yield
+        except asyncio.CancelledError:
+            if task not in self._stopped:
+                raise
+            task.uncancel()
+            raise UnauthenticatedError(self._ended) from None
         finally:
             self._stopped.discard(task)
             self._tasks[key_id].discard(task)
             if not self._tasks[key_id]:
                 del self._tasks[key_id]
-
-    async def _end(self, task: asyncio.Task[Any], context: Any) -> None:
-        """Answer why, if the key ended; a client that left is not told."""
-        if task in self._stopped:
-            task.uncancel()
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, self._ended)

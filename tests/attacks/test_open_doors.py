@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
+import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, MutableMapping
@@ -11,16 +13,24 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import grpc
+import httpx
 import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 from typer.testing import CliRunner
 
 from services.cli.app import app
+from services.gateway.http.guard import Admission, Guard, Rules
+from services.gateway.http.identity import Callers
 from shared.client import AsyncClient
 from shared.client.credentials import bearer
 from shared.domain.errors import ConfigurationError, PermissionDeniedError, UnauthenticatedError
 from shared.domain.identity import BOOTSTRAP, Role, issued, principal_of
 from shared.runtime.settings import Settings
-from shared.service import running
+from shared.service import Running, running
 from shared.service.door import check_guarded, loopback
 from shared.service.tls import https_of
 
@@ -75,6 +85,80 @@ async def test_a_revoked_key_ends_the_calls_that_run_under_it(
                 with pytest.raises(grpc.aio.AioRpcError, match="this key ended during the call") as ended:
                     await asyncio.wait_for(call, 5.0)
                 assert ended.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_revoked_key_ends_its_http_requests_and_streams(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over HTTP both went on until they were finished."""
+    monkeypatch.setattr("shared.service.door.EVERY_S", 0.05)
+    async with running([Nothing()], settings.model_copy(update={"allow_anonymous": "never"})) as process:
+        key = (settings.data_dir / "bootstrap-key").read_text().strip()
+        async with _http(process, key) as client:
+            calls = [asyncio.create_task(client.get(path)) for path in ("/stream", "/single", "/file")]
+            await asyncio.sleep(0.1)
+            assert not any(call.done() for call in calls)
+            await process.context.backends.catalog.keys.revoke(BOOTSTRAP)
+            async with asyncio.timeout(5.0):
+                stream, single = await asyncio.gather(*calls[:2])
+                with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):  # nothing is added to a file
+                    await calls[2]
+    assert (stream.status_code, single.status_code) == (200, 401)
+    assert stream.text.startswith("event: first\n\nevent: error\n")
+    assert "this key ended during the call" in stream.text
+    assert single.json()["error"]["code"] == "unauthenticated"
+
+
+async def test_an_expired_key_ends_its_calls_at_its_own_time(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls ended when the keys were read again, so never while the catalog was away."""
+    monkeypatch.setattr("shared.service.door.EVERY_S", 60.0)
+    async with running([Endless()], settings.model_copy(update={"allow_anonymous": "never"})) as process:
+        assert process.context.door is not None
+        added, key = issued(principal_of("acme", "guest", Role))
+        await process.context.backends.catalog.keys.add(added, 0.5)
+        await process.context.door.open(bootstrap=False)  # reads the keys once
+        async with grpc.aio.insecure_channel(process.address) as channel, _http(process, key) as client:
+            web = asyncio.create_task(client.get("/single"))
+            stream = channel.unary_stream("/test.Endless/Stream")(b"", metadata=bearer(key))
+            assert await stream.read() == b"first"
+            with pytest.raises(grpc.aio.AioRpcError, match="this key ended during the call"):
+                await asyncio.wait_for(stream.read(), 5.0)
+            assert (await asyncio.wait_for(web, 5.0)).status_code == 401
+
+
+@contextlib.asynccontextmanager
+async def _http(process: Running, key: str) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of three endless answers behind the gateway's own checks."""
+
+    async def single(_: Request) -> Response:
+        await asyncio.sleep(60)
+        return Response()
+
+    async def endless(first: bytes) -> AsyncIterator[bytes]:
+        yield first
+        await asyncio.sleep(60)
+
+    async def stream(_: Request) -> Response:
+        return StreamingResponse(endless(b"event: first\n\n"), media_type="text/event-stream")
+
+    async def file(_: Request) -> Response:
+        return StreamingResponse(endless(b"half"), media_type="image/png")
+
+    routes = [Route("/single", single), Route("/stream", stream), Route("/file", file)]
+    settings, door = process.context.settings, process.context.door
+    assert door is not None
+    rules = Rules.of(settings)
+    guarded = Guard(Admission(Starlette(routes=routes), rules, Callers(door, settings)), rules)
+    config = uvicorn.Config(guarded, port=0, ws="none", lifespan="off", log_config=None)
+    server, listener = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
+    serving = asyncio.create_task(server.serve([listener]))
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with httpx.AsyncClient(base_url=address, headers=dict(bearer(key)), trust_env=False) as client:
+        yield client
+    server.should_exit = True
+    await serving
 
 
 async def test_an_address_on_the_network_needs_keys_and_tls(

@@ -16,6 +16,7 @@ from shared.domain.errors import AfterimageError
 
 HEARTBEAT_S = 15.0
 """Seconds of silence after which a stream sends a comment, so that no proxy closes it."""
+EVENTS = "text/event-stream"
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
@@ -56,7 +57,12 @@ async def image_events(responses: AsyncGenerator[Any, None], answers: ImageAnswe
                 case _:
                     yield b""
     except AfterimageError as error:
-        yield _event("error", error=described(error)[1])
+        yield error_event(error)
+
+
+def error_event(error: Exception) -> bytes:
+    """Return the last event of a stream that ends early."""
+    return _event("error", error=described(error)[1])
 
 
 async def _partial(progress: Progress, number: int, answers: ImageAnswers) -> bytes:

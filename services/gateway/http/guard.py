@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.http.errors import HttpError, answer_of
+from services.gateway.http.events import EVENTS, error_event
 from services.gateway.http.identity import Callers, principal
 from shared.domain.errors import AfterimageError
 from shared.domain.ids import new_id
@@ -24,6 +25,8 @@ GONE = 499
 """Status in metrics of a request whose client left before the answer began."""
 BODY_S = 30.0
 """Seconds in which a body must arrive."""
+LAST_S = 1.0
+"""Seconds for the last event of a stream whose key ended; a client that does not read it is disconnected."""
 _FIELDS_BYTES, _CHAR_BYTES = 2**16, 12
 """Most bytes of all fields but the two prompts; most bytes of a character in JSON (two escaped surrogates)."""
 
@@ -108,21 +111,37 @@ class Guard:
 
 
 class Admission:
-    """Inner ASGI middleware: it checks the caller's key, and then reads a body of bounded size in bounded time."""
+    """Inner ASGI middleware: it checks the caller's key, and then reads a body of bounded size in bounded time.
+
+    A request whose key ends is answered with that; a stream of events has it as its last event.
+    """
 
     def __init__(self, app: ASGIApp, rules: Rules, callers: Callers) -> None:
         self._app, self._rules, self._callers = app, rules, callers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun: Headers | None = None
+
+        async def sent(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = Headers(raw=message["headers"])
+            await send(message)
+
         try:
-            self._callers.note(scope)
-            if scope["method"] not in ("GET", "HEAD"):
-                principal(scope)
-            receive = await _bounded(scope, receive, self._rules.most_bytes)
+            with self._callers.noted(scope):
+                if scope["method"] not in ("GET", "HEAD"):
+                    principal(scope)
+                receive = await _bounded(scope, receive, self._rules.most_bytes)
+                await self._app(scope, receive, sent)
         except (HttpError, AfterimageError) as error:
-            await answer_of(error)(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
+            if begun is None:
+                await answer_of(error)(scope, receive, send)
+            elif begun.get("content-type", "").startswith(EVENTS):
+                async with asyncio.timeout(LAST_S):
+                    await send({"type": "http.response.body", "body": error_event(error), "more_body": False})
+            else:
+                raise
 
 
 async def _bounded(scope: Scope, receive: Receive, most: int) -> Receive:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Scope
@@ -10,7 +12,7 @@ from services.gateway.validation import Caller, caller_of
 from shared.domain.errors import AfterimageError
 from shared.domain.identity import Principal, looks_like_key
 from shared.runtime.settings import Settings
-from shared.service.door import AUTHORIZATION, CLIENTS, Door, keys_needed
+from shared.service.door import AUTHORIZATION, CLIENTS, Door, id_of, keys_needed
 
 _NOTED = "afterimage.principal"
 
@@ -21,8 +23,11 @@ class Callers:
     def __init__(self, door: Door, settings: Settings) -> None:
         self._door, self._key_needed = door, keys_needed(settings, settings.http_listen)
 
-    def note(self, scope: Scope) -> None:
-        """Note the principal, or the error that `principal` raises then: probes and signed URLs need no key."""
+    def noted(self, scope: Scope) -> AbstractContextManager[None]:
+        """Note the principal, or the error that `principal` raises then: probes and signed URLs need no key.
+
+        The returned block ends with its key: it raises UnauthenticatedError then.
+        """
         given = Headers(scope=scope).getlist(AUTHORIZATION)
         if not self._key_needed:  # OpenAI's clients always send a key, also where there is none to send
             given = [one for one in given if looks_like_key(one)]
@@ -30,6 +35,8 @@ class Callers:
             scope[_NOTED] = self._door.principal(given, CLIENTS, scope["path"], key_needed=self._key_needed)
         except AfterimageError as error:
             scope[_NOTED] = error
+            return nullcontext()
+        return self._door.calls.noted(id_of(given)) if given else nullcontext()
 
 
 def principal(scope: Scope) -> Principal:

@@ -90,7 +90,7 @@ async def _stream(api: Api, answers: ImageAnswers, who: Caller, message: pb.Requ
     responses = _responses(api, who, message, count, previews=bool(answers.fields.partial_images))
     await anext(responses)
     body = events.with_heartbeats(events.image_events(responses, answers))
-    return StreamingResponse(body, media_type="text/event-stream", headers=events.HEADERS)
+    return StreamingResponse(body, media_type=events.EVENTS, headers=events.HEADERS)
 
 
 async def _responses(
