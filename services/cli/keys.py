@@ -91,6 +91,8 @@ def rotate(
 ) -> None:
     """Print a new key of the same tenant, subject, roles and lifetime; the old key ends after the overlap.
 
+    A key is rotated once: where its new text got lost, revoke the new key and create another one.
+
     Example: afterimage keys rotate 3f9c… --overlap-s 3600
     """
     key, text = issued(ANONYMOUS)

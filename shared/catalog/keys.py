@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from shared.catalog.engines.database import Database
 from shared.catalog.tables import api_keys, insert, now_s
-from shared.domain.errors import NotFoundError
+from shared.domain.errors import ConflictError, NotFoundError
 from shared.domain.identity import ApiKey, Principal, Role
 
 c = api_keys.c
@@ -16,7 +16,7 @@ _NOW: Any = now_s()
 _LIVE = sa.and_(c.revoked_at.is_(None), sa.or_(c.expires_at.is_(None), c.expires_at > _NOW))
 
 
-def _add(connection: sa.Connection, key: ApiKey, lifetime_s: float | None) -> None:
+def _add(connection: sa.Connection, key: ApiKey, lifetime_s: float | None, replaces: str | None = None) -> None:
     who = key.principal
     connection.execute(
         sa.insert(api_keys).values(
@@ -27,6 +27,7 @@ def _add(connection: sa.Connection, key: ApiKey, lifetime_s: float | None) -> No
             roles=" ".join(sorted(who.roles)),
             created_at=_NOW,
             expires_at=None if lifetime_s is None else _NOW + lifetime_s,
+            replaces=replaces,
         )
     )
 
@@ -56,9 +57,11 @@ def _rotate(connection: sa.Connection, key_id: str, new_id: str, new_digest: str
     old = connection.execute(sa.select(api_keys).where(c.id == key_id, _LIVE).with_for_update()).first()
     if old is None:
         raise _missing(key_id)
+    if newer := connection.execute(sa.select(c.id).where(c.replaces == key_id)).scalar():
+        raise ConflictError(f"key {key_id!r}: was rotated to {newer!r}, which has its place; rotate or revoke that one")
     lifetime_s = None if old.expires_at is None else old.expires_at - old.created_at
     key = ApiKey(new_id, new_digest, _key(old).principal)
-    _add(connection, key, lifetime_s)
+    _add(connection, key, lifetime_s, key_id)
     ends: Any = _NOW + overlap_s
     sooner = sa.case((sa.and_(c.expires_at.is_not(None), c.expires_at < ends), c.expires_at), else_=ends)
     connection.execute(sa.update(api_keys).where(c.id == key_id).values(expires_at=sooner))
@@ -100,7 +103,7 @@ class Keys:
     async def rotate(self, key_id: str, new_id: str, new_digest: str, overlap_s: float) -> ApiKey:
         """Add a key of the same principal and lifetime; the old one works for `overlap_s` more seconds.
 
-        Raises NotFoundError for an id without a live key.
+        Raises NotFoundError for an id without a live key, and ConflictError for a key that was rotated before.
         """
         return await self._database.write(_rotate, key_id, new_id, new_digest, overlap_s)
 

@@ -244,6 +244,8 @@ api_keys = sa.Table(
     sa.Column("created_at", sa.Double, nullable=False),
     sa.Column("expires_at", sa.Double, nullable=True),
     sa.Column("revoked_at", sa.Double, nullable=True),
+    sa.Column("replaces", sa.String(32), nullable=True),  # id of the key that a rotation replaced by this one
+    sa.Index("ix_api_keys_replaces", "replaces", unique=True),
 )
 
 identity = sa.Table(

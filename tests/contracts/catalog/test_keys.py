@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from shared.catalog import Catalog
-from shared.domain.errors import NotFoundError
-from shared.domain.identity import Role, digest, issued, parsed, principal_of
+from shared.domain.errors import ConflictError, NotFoundError
+from shared.domain.identity import ApiKey, Role, digest, issued, parsed, principal_of
 
 WHO = principal_of("acme", "alice", [Role.USER, Role.TENANT_ADMIN])
 
@@ -58,6 +58,21 @@ async def test_both_keys_work_during_a_rotation_that_never_lengthens_a_life(cata
     assert new[0] in live
     lives = {key.id: (key.expires_at or 0) - key.created_at for key in await catalog.keys.all()}
     assert lives[new[0]] == pytest.approx(3600.0, abs=0.01)
+
+
+async def test_a_key_is_rotated_once_also_by_two_at_once(catalog: Catalog, replica: Catalog) -> None:
+    """Each rotation of a leaked key made one more key that works."""
+    old = issued(WHO)[0]
+    await catalog.keys.add(old)
+    both = [catalog.keys.rotate(old.id, *_new(), 60.0), replica.keys.rotate(old.id, *_new(), 60.0)]
+    done = await asyncio.gather(*both, return_exceptions=True)
+    (new,) = [one for one in done if isinstance(one, ApiKey)]
+    (refused,) = [one for one in done if isinstance(one, ConflictError)]
+    assert str(refused) == f"key {old.id!r}: was rotated to {new.id!r}, which has its place; rotate or revoke that one"
+    assert await _live(catalog) == {old.id, new.id}
+    await catalog.keys.revoke(new.id)
+    with pytest.raises(ConflictError):  # the overlap of a leaked key does not begin again
+        await catalog.keys.rotate(old.id, *_new(), 60.0)
 
 
 async def test_the_first_key_is_made_once(catalog: Catalog, replica: Catalog) -> None:
