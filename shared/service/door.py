@@ -88,10 +88,19 @@ def check_guarded(settings: Settings, setting: str = "listen") -> None:
             listen=address,
             because="allow_anonymous=always",
         )
-    elif not settings.tls_certificate:
+    elif settings.tls_certificate:
+        return
+    elif settings.tls_proxy:
+        log("door").warning(
+            "keys arrive in plain text: let NOBODY but the proxy reach this address",
+            listen=address,
+            because="tls_proxy=true",
+        )
+    else:
         raise ConfigurationError(
-            f"{setting}: {address} is on the network, so it needs TLS (tls_certificate, tls_key) and API keys; or "
-            "set AFTERIMAGE_ALLOW_ANONYMOUS=always where only trusted machines reach it, or listen on 127.0.0.1"
+            f"{setting}: {address} is on the network, so it needs TLS (tls_certificate, tls_key) and API keys; or set "
+            "AFTERIMAGE_TLS_PROXY=true where a proxy in front ends TLS, or AFTERIMAGE_ALLOW_ANONYMOUS=always where "
+            "only trusted machines reach it, or listen on 127.0.0.1"
         )
 
 

@@ -37,11 +37,12 @@ class Compose:
         self._env, knobs = folder / "env", folder / "settings.env"
         if passwords:
             run([str(ROOT / "compose/secrets.sh"), str(self._env)])
-        self.ports = free_ports(gateways)
+        both = free_ports(2 * gateways)
+        self.ports, self.http_ports = both[:gateways], both[gateways:]
         with self._env.open("a") as env:
             env.write(
                 f"SETTINGS_FILE={knobs}\nIMAGE_TAG={TAG}\nGATEWAY_PORTS={self.ports[0]}-{self.ports[-1]}\n"
-                "RABBITMQ_PAGE_PORT=0\nMINIO_PAGE_PORT=0\nMETRICS_PORT=0\n"
+                f"HTTP_PORTS={self.http_ports[0]}-{self.http_ports[-1]}\nMETRICS_PORT=0\n"
             )
         knobs.write_text("".join(f"AFTERIMAGE_{name.upper()}={value}\n" for name, value in settings.items()))
 

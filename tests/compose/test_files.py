@@ -95,7 +95,41 @@ def test_the_repository_holds_no_password() -> None:
     )
     assert set(example.values()) == {""}
     text = (ROOT / "compose/backends.yaml").read_text()
-    assert all(f"${{{name}:?" in text for name in example)
+    assert all(f"${{{name}:?" in text for name in example if name != "URL_SECRET")  # which earlier files lack
+
+
+ALL = ("embedded.yaml", "backends.yaml", "services.yaml")
+
+
+@pytest.mark.parametrize("file", ALL)
+def test_every_container_has_bounds(file: str) -> None:
+    """One that was taken over had a root user's capabilities, forked without end, and filled the disk with logs."""
+    for name, one in _file(file)["services"].items():
+        assert one["cap_drop"] == ["ALL"], name
+        assert one["security_opt"] == ["no-new-privileges:true"], name
+        assert one["deploy"]["resources"]["limits"].keys() == {"memory", "cpus", "pids"}, name
+        assert one["logging"]["options"].keys() == {"max-size", "max-file"}, name
+
+
+def test_the_gateway_is_the_one_door_and_no_server_is_in_its_network() -> None:
+    servers, services = _file("backends.yaml"), _file("services.yaml")
+    everything = servers["services"] | services["services"]
+    assert [name for name, one in everything.items() if "ports" in one] == ["gateway"]
+    assert [name for name, one in everything.items() if "door" in one["networks"]] == ["gateway"]
+    assert {name for name, one in everything.items() if "hub" in one["networks"]} == {
+        name for name, one in services["services"].items() if one.get("volumes") == ["models:/models"]
+    }
+    for read in (servers, services):
+        assert read["networks"]["inside"] == {"internal": True}
+    assert all("inside" in one["networks"] for one in everything.values())
+
+
+def test_settings_decide_who_may_call_and_the_default_is_the_try_out_stack() -> None:
+    for file, gateway in (("services.yaml", "gateway"), ("embedded.yaml", "afterimage")):
+        told = _file(file)["services"][gateway]["environment"]
+        assert told["AFTERIMAGE_ALLOW_ANONYMOUS"] == "${ALLOW_ANONYMOUS:-always}"
+        assert told["AFTERIMAGE_TLS_PROXY"] == "${TLS_PROXY:-false}"
+    assert _file("tls.yaml")["services"]["gateway"]["environment"]["AFTERIMAGE_ALLOW_ANONYMOUS"] == "never"
 
 
 def test_every_requirement_is_in_one_set() -> None:
@@ -122,8 +156,15 @@ def test_the_command_line_is_there_when_asked_for_as_safe_as_a_service_and_knows
     tools, others = _file("services.yaml")["services"]["tools"], _served()
     assert tools["profiles"] == ["tools"]  # so `up` does not start it
     for name, service in others.items():
-        assert tools["environment"].items() >= service["environment"].items(), name
-        for shared in ("env_file", "networks", "read_only", "cap_drop", "security_opt", "tmpfs"):
+        own = {
+            "AFTERIMAGE_ALLOW_ANONYMOUS",
+            "AFTERIMAGE_TLS_PROXY",
+            "AFTERIMAGE_HTTP_LISTEN",
+            "AFTERIMAGE_HTTP_URL_SECRET",
+        }
+        told = {key: value for key, value in service["environment"].items() if name != "gateway" or key not in own}
+        assert tools["environment"].items() >= told.items(), name
+        for shared in ("env_file", "read_only", "cap_drop", "security_opt", "tmpfs"):
             assert tools.get(shared) == service.get(shared), (name, shared)
     assert tools["read_only"] is True
     for name in ("cache_maintainer", "global_monitor"):

@@ -52,6 +52,11 @@ class Network(Section):
         description="Whether `listen` and `http_listen` take calls without an API key: `loopback` only on an address "
         "that this machine alone reaches, `always`, or `never`. A given key is always checked.",
     )
+    tls_proxy: bool = Field(
+        False,
+        description="Whether a proxy in front ends TLS: an address on the network then needs keys and no certificate. "
+        "Only the proxy may reach `listen` and `http_listen`, because keys arrive there in plain text.",
+    )
     public_tenants: Names = Field(
         (),
         description="Tenants that start from public entries of others, and whose keys with the role `publisher` may "
