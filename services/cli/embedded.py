@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,22 +65,25 @@ def settings_from(**given: Any) -> Settings:
     return Settings(**{name: value for name, value in given.items() if value is not None})
 
 
-def alone(settings: Settings) -> Settings:
-    """Return the settings for a process that serves one command only: any free port of this machine, no
+@contextlib.contextmanager
+def alone(settings: Settings) -> Iterator[Settings]:
+    """Yield the settings for a process that serves one command only: a socket that this user alone reaches, no
     metrics page, no HTTP, no key and no TLS."""
-    changes: dict[str, Any] = {"listen": "127.0.0.1:0", "metrics_listen": "", "allow_anonymous": "loopback"}
-    changes |= {"http_listen": "", "tls_certificate": "", "tls_key": ""}
-    return settings.model_copy(update=changes)
+    changes: dict[str, Any] = {"metrics_listen": "", "http_listen": "", "allow_anonymous": "loopback"}
+    changes |= {"tls_certificate": "", "tls_key": ""}
+    with tempfile.TemporaryDirectory(prefix="afterimage-") as folder:  # its mode is 0700
+        yield settings.model_copy(update=changes | {"listen": f"unix:{folder}/public.sock"})
 
 
 @contextlib.asynccontextmanager
 async def embedded(settings: Settings, clock: Clock | None = None) -> AsyncIterator[Running]:
-    """Run every service in this process, on a port of its own, until the block ends. clock: None is the system's."""
+    """Run every service in this process, on a private socket, until the block ends. clock: None is the system's."""
     from shared.models.devices import placed
     from shared.service import running
 
-    async with running(all_services(settings.workers), alone(placed(settings)), clock=clock) as process:
-        yield process
+    with alone(placed(settings)) as private:
+        async with running(all_services(settings.workers), private, clock=clock) as process:
+            yield process
 
 
 @contextlib.contextmanager

@@ -75,8 +75,6 @@ async def maintainer_stub(data_dir: Path | None, target: str | None) -> AsyncIte
 
     telemetry.configure_logging("error")
     say_asked(f"the cache in {settings.data_dir.absolute()} (nothing serves it now)")
-    async with (
-        running([CacheMaintainerService()], alone(settings)) as process,
-        channel(process.address, "") as here,
-    ):
-        yield CacheMaintainerServiceStub(here)
+    with alone(settings) as private:
+        async with running([CacheMaintainerService()], private) as process, channel(process.address, "") as here:
+            yield CacheMaintainerServiceStub(here)

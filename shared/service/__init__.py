@@ -174,7 +174,8 @@ async def running(
             if isinstance(service, HttpService):
                 await service.serve_http()
         host = settings.listen.rpartition(":")[0]
-        yield Running(f"{host}:{port}", context, services, asyncio.Event())
+        address = settings.listen if host == "unix" else f"{host}:{port}"
+        yield Running(address, context, services, asyncio.Event())
     finally:
         for task in tasks:
             task.cancel()

@@ -23,6 +23,7 @@ from starlette.routing import Route
 from typer.testing import CliRunner
 
 from services.cli.app import app
+from services.cli.embedded import alone
 from services.gateway.http.guard import Admission, Guard, Rules
 from services.gateway.http.identity import Callers
 from shared.client import AsyncClient
@@ -31,7 +32,7 @@ from shared.domain.errors import ConfigurationError, PermissionDeniedError, Unau
 from shared.domain.identity import BOOTSTRAP, Role, issued, principal_of
 from shared.runtime.settings import Settings
 from shared.service import Running, running
-from shared.service.door import check_guarded, loopback
+from shared.service.door import check_guarded, keys_needed, loopback
 from shared.service.tls import https_of
 
 
@@ -179,6 +180,22 @@ async def test_an_address_on_the_network_needs_keys_and_tls(
     assert not logs
     check_guarded(settings.model_copy(update={"listen": "0.0.0.0:0", "allow_anonymous": "always"}))
     assert "ANYONE" in logs[0]["event"]
+    behind = {"listen": "0.0.0.0:0", "tls_proxy": True}
+    check_guarded(settings.model_copy(update=behind))
+    assert "NOBODY but the proxy" in logs[1]["event"]
+    assert keys_needed(settings.model_copy(update=behind), "0.0.0.0:0")
+
+
+async def test_another_user_of_the_machine_reaches_no_server_of_a_command(settings: Settings) -> None:
+    """`afterimage generate` and `demo` opened a port of 127.0.0.1, which every user of the machine could call."""
+    with alone(settings) as private:
+        async with running([Nothing()], private) as process:
+            path = Path(process.address.removeprefix("unix:"))
+            assert (await asyncio.to_thread(path.parent.stat)).st_mode & 0o777 == 0o700
+            async with AsyncClient(process.address, retry_s=0.0) as client:
+                with pytest.raises(ConfigurationError, match="another service"):  # there is no gateway here
+                    await client.list_jobs()
+    assert not await asyncio.to_thread(path.parent.exists)
 
 
 def test_only_addresses_of_this_machine_are_loopback() -> None:
