@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from typing import Any, ClassVar
 
@@ -25,7 +26,7 @@ from shared.domain.errors import AfterimageError, UnavailableError
 from shared.domain.masks import Mask
 from shared.domain.messages import JobQueued, JobSucceeded, Message, StateLost, StateUsed, VideoSegmented
 from shared.models.card_lookup import served_card
-from shared.runtime.audit import record
+from shared.runtime.audit import Outcome, recorded
 from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
 from shared.service.door import actor_of
@@ -231,8 +232,8 @@ class CacheMaintainerService(Upkeep, pb_grpc.CacheMaintainerServiceServicer):
                 retry_after_s=1.0,
             )
 
-    def _record(self, context: Any, action: str, target: str = "", outcome: str = "done") -> None:
-        record(self._settings.data_dir, actor=actor_of(context), action=action, target=target, outcome=outcome)
+    def _recorded(self, context: Any, action: str, target: str = "") -> AbstractContextManager[Outcome]:
+        return recorded(self._settings.data_dir, actor=actor_of(context), action=action, target=target)
 
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
         self._check_leads()
@@ -240,31 +241,31 @@ class CacheMaintainerService(Upkeep, pb_grpc.CacheMaintainerServiceServicer):
         return stats(self.cache, totals, self._settings.cache_max_bytes)
 
     async def Purge(self, request: pb.PurgeRequest, context: Any) -> pb.PurgeResponse:
-        self._check_leads()
-        await self._work.guarded(self.flush)  # flush fails on a full disk; the purge must still run
-        removed = await self.cache.purge(await wanted(request, self._context.backends.catalog.entries))
         what = request.WhichOneof("what")
-        self._record(context, "purge", f"{what} {getattr(request, what)}", f"{removed.entries} entries removed")
+        with self._recorded(context, "purge", f"{what} {getattr(request, what)}" if what else "") as outcome:
+            self._check_leads()
+            await self._work.guarded(self.flush)  # flush fails on a full disk; the purge must still run
+            removed = await self.cache.purge(await wanted(request, self._context.backends.catalog.entries))
+            outcome.said = f"{removed.entries} entries removed"
         return pb.PurgeResponse(entries=removed.entries, states=removed.states, bytes=removed.bytes)
 
     async def Collect(self, request: pb.CollectRequest, context: Any) -> pb.CollectResponse:
-        self._check_leads()
-        found = await self._collector.collect(confirmed=request.confirmed, only_look=not request.confirmed)
-        if request.confirmed:
-            self._record(context, "collect")
+        with self._recorded(context, "collect" if request.confirmed else "collect, only look"):
+            self._check_leads()
+            found = await self._collector.collect(confirmed=request.confirmed, only_look=not request.confirmed)
         return pb.CollectResponse(**asdict(found), quarantine_s=self._settings.quarantine_s)
 
     async def Quality(self, request: pb.QualityRequest, context: Any) -> pb.QualityResponse:
-        self._check_leads()
-        records = await self._checks.records(request.model, reset=request.reset)
-        if request.reset:
-            self._record(context, "quality reset", request.model)
+        with self._recorded(context, "quality reset" if request.reset else "quality", request.model):
+            self._check_leads()
+            records = await self._checks.records(request.model, reset=request.reset)
         return pb.QualityResponse(cells=checked_cells(records), check_share=self._settings.check_share)
 
     async def Inspect(self, request: pb.InspectRequest, context: Any) -> pb.InspectResponse:
-        self._check_leads()
-        entries = self._context.backends.catalog.entries
-        if request.entry_id:
-            return pb.InspectResponse(entries=[shown(await entries.get(request.entry_id), self.cache.held)])
-        page, after = await entries.page(min(request.page_size or 20, PAGE), request.page_token)
+        with self._recorded(context, "inspect", request.entry_id or "a page of entries"):
+            self._check_leads()
+            entries = self._context.backends.catalog.entries
+            if request.entry_id:
+                return pb.InspectResponse(entries=[shown(await entries.get(request.entry_id), self.cache.held)])
+            page, after = await entries.page(min(request.page_size or 20, PAGE), request.page_token)
         return pb.InspectResponse(entries=[shown(entry, self.cache.held) for entry in page], next_page_token=after)

@@ -21,7 +21,7 @@ from services.cli.embedded import settings_from
 from shared.domain.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from shared.domain.messages import GenerateImage
 from shared.runtime import telemetry
-from shared.runtime.audit import local_actor, record
+from shared.runtime.audit import local_actor, recorded
 from shared.runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ def list_letters(limit: Annotated[int, typer.Option(min=1, max=MOST, help="Numbe
 
     Example: AFTERIMAGE_BUS_URL=amqp://… afterimage dead-letters list
     """
-    letters = asyncio.run(_read(settings_from(), limit))
+    settings = settings_from()
+    with recorded(settings.data_dir, actor=local_actor(), action="dead-letters list"):
+        letters = asyncio.run(_read(settings, limit))
     out = wide()
     out.print(letters_table(letters, out.width) if letters else "no dead letters")
     if len(letters) == limit < MOST:
@@ -73,9 +75,10 @@ def replay(
         raise InvalidRequestError("replay", "name letters or their jobs, or give --all")
     settings = settings_from()
     check_catalog(settings)
-    sent, asked = asyncio.run(_replay(settings, letters or []))
-    target, outcome = " ".join(letters or ["all"]), f"{sent} of {asked} replayed"
-    record(settings.data_dir, actor=local_actor(), action="dead-letters replay", target=target, outcome=outcome)
+    target = " ".join(letters or ["all"])
+    with recorded(settings.data_dir, actor=local_actor(), action="dead-letters replay", target=target) as outcome:
+        sent, asked = asyncio.run(_replay(settings, letters or []))
+        outcome.said = f"{sent} of {asked} replayed"
     if letters and not sent:
         named = ", ".join(letters)
         raise NotFoundError(f"letters: none of these is the id of a dead letter or of its job: {named}; see `list`")

@@ -13,9 +13,9 @@ from services.cli.dead_letters import check_catalog, opened_catalog
 from services.cli.display.tables import Column, fitted
 from services.cli.display.words import wide
 from services.cli.embedded import settings_from
-from shared.domain.errors import AfterimageError, InvalidRequestError
+from shared.domain.errors import InvalidRequestError
 from shared.domain.identity import ANONYMOUS, ApiKey, Role, issued, principal_of
-from shared.runtime.audit import local_actor, record
+from shared.runtime.audit import local_actor, recorded
 
 if TYPE_CHECKING:
     from shared.catalog import Catalog
@@ -59,7 +59,7 @@ def list_keys() -> None:
 
     Example: afterimage keys list
     """
-    keys = _in_catalog(lambda catalog: catalog.keys.all())
+    keys = _in_catalog(lambda catalog: catalog.keys.all(), "list")
     columns = (
         Column("key"),
         Column("tenant"),
@@ -119,8 +119,8 @@ def _seconds(field: str, value: float, most: float) -> float:
     return value
 
 
-def _in_catalog(work: Callable[[Catalog], Awaitable[T]], action: str = "", target: str = "") -> T:
-    """Do the work in the catalog. A named action goes into the audit log, also when it fails."""
+def _in_catalog(work: Callable[[Catalog], Awaitable[T]], action: str, target: str = "") -> T:
+    """Do the work in the catalog. The action goes into the audit log, also when it fails."""
     settings = settings_from()
     check_catalog(settings)
 
@@ -128,18 +128,5 @@ def _in_catalog(work: Callable[[Catalog], Awaitable[T]], action: str = "", targe
         async with opened_catalog(settings) as catalog:
             return await work(catalog)
 
-    outcome = "interrupted"
-    try:
-        found = asyncio.run(done())
-        outcome = "done"
-        return found
-    except AfterimageError as error:
-        outcome = error.code
-        raise
-    except Exception as error:
-        outcome = type(error).__name__
-        raise
-    finally:
-        if action:
-            who = local_actor()
-            record(settings.data_dir, actor=who, action=f"keys {action}", target=target, outcome=outcome)
+    with recorded(settings.data_dir, actor=local_actor(), action=f"keys {action}", target=target):
+        return asyncio.run(done())

@@ -14,7 +14,7 @@ from protos import gateway_pb2 as pb
 from protos.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
 from services.gateway.http.server import HttpServer
 from services.gateway.intake import Intake
-from services.gateway.own_jobs import own_job
+from services.gateway.own_jobs import note_admin, own_job
 from services.gateway.pending_calls import Calls
 from services.gateway.rerouting import reroute
 from services.gateway.roster import Roster
@@ -128,13 +128,14 @@ class GatewayService(GatewayServiceServicer):
         return pb.PlanResponse(jobs=[self._calls.answers.job(job) for job in jobs])
 
     async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
-        job = await own_job(self._jobs, request.job_id, _caller(context))
+        job = await own_job(self._jobs, request.job_id, _caller(context), self._context.settings.data_dir)
         answers, most = self._calls.answers, self._context.settings.max_message_bytes // 2
         part = await answers.part(job, request.offset, request.length, most) if request.picture else b""
         return pb.GetJobResponse(job=answers.job(job), picture=part)
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
         caller = _caller(context)
+        note_admin(caller, self._context.settings.data_dir, "list jobs", f"tenant {caller.tenant}")
         jobs, token = await self._jobs.list(
             tenant=caller.tenant,
             subject=None if caller.admin else caller.subject,
@@ -145,7 +146,8 @@ class GatewayService(GatewayServiceServicer):
         return pb.ListJobsResponse(jobs=[self._calls.answers.job(job) for job in jobs], next_page_token=token)
 
     async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> pb.CancelJobResponse:
-        job = await own_job(self._jobs, request.job_id, _caller(context))
+        data_dir = self._context.settings.data_dir
+        job = await own_job(self._jobs, request.job_id, _caller(context), data_dir, "cancel job")
         return pb.CancelJobResponse(job=self._calls.answers.job(await self._noted(await self._calls.cancel(job.id))))
 
     async def Locate(self, request: pb.LocateRequest, context: Any) -> pb.LocateResponse:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import getpass
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from shared.domain.errors import AfterimageError
 from shared.runtime.datadir import private_folder, private_opener
 from shared.runtime.telemetry import log
 
@@ -30,6 +34,30 @@ def record(data_dir: Path, *, actor: str, action: str, target: str = "", outcome
             file.write(f"{line}\n")
     except OSError as error:
         log("audit").error("audit line not written", error=str(error), **fields)
+
+
+@dataclass
+class Outcome:
+    """What the line of a block says; without an error it is what the block has put here."""
+
+    said: str = "done"
+
+
+@contextmanager
+def recorded(data_dir: Path, *, actor: str, action: str, target: str = "") -> Iterator[Outcome]:
+    """Append one line when the block ends: with the code of its error if it fails."""
+    outcome, said = Outcome(), "interrupted"
+    try:
+        yield outcome
+        said = outcome.said
+    except AfterimageError as error:
+        said = error.code
+        raise
+    except Exception as error:
+        said = type(error).__name__
+        raise
+    finally:
+        record(data_dir, actor=actor, action=action, target=target, outcome=said)
 
 
 def local_actor() -> str:

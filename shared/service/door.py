@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
+import os
+import stat
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -19,7 +21,7 @@ from shared.domain.errors import AfterimageError, ConfigurationError, Permission
 from shared.domain.identity import ANONYMOUS, BOOTSTRAP, ApiKey, Principal, Role, digest, issued, parsed, principal_of
 from shared.runtime import rpc
 from shared.runtime.audit import record
-from shared.runtime.datadir import private_folder, private_opener
+from shared.runtime.datadir import OTHERS, private_file, private_folder, private_opener
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, log
 from shared.service.open_calls import OpenCalls
@@ -30,6 +32,8 @@ EVERY_S = 2.0
 """Seconds between two readings of the keys: a revoked key ends, and a new one works, within this time and a query."""
 LOG_EVERY_S = 10.0
 """Least seconds between two log lines of refused calls: a flood of them fills no disk."""
+AUDITED = 10
+"""Most lines of refused calls in the audit log in LOG_EVERY_S seconds: a flood of them pushes out no others."""
 OPEN = "/grpc.health.v1.Health/"
 """Methods without a key: probes."""
 CLIENTS = frozenset({Role.USER, Role.TENANT_ADMIN})
@@ -116,6 +120,7 @@ class Door(grpc.aio.ServerInterceptor):
         self._live: Mapping[str, ApiKey] = {}
         self.calls = OpenCalls(f"{AUTHORIZATION}: this key ended during the call; {_WHERE}")
         self._unlogged, self._log_at = 0, 0.0
+        self._audited, self._audit_at = 0, 0.0
 
     async def open(self, *, bootstrap: bool) -> None:
         """Read the keys. bootstrap: make the first one if there never was one."""
@@ -164,11 +169,23 @@ class Door(grpc.aio.ServerInterceptor):
         try:
             who = self._named(given) if given or key_needed else ANONYMOUS
             if not who.roles & needed:
-                raise PermissionDeniedError(f"{call[:100]}: needs a key with the role {' or '.join(sorted(needed))}")
+                error = PermissionDeniedError(f"{call[:100]}: needs a key with the role {' or '.join(sorted(needed))}")
+                self._note_refused(who, needed, call, error.code)
+                raise error
         except (UnauthenticatedError, PermissionDeniedError) as error:
             self._refused(error, call)
             raise
         return who
+
+    def _note_refused(self, who: Principal, needed: frozenset[Role], call: str, outcome: str) -> None:
+        """Record who was refused an operator's method: at most AUDITED lines in LOG_EVERY_S seconds."""
+        now = time.monotonic()
+        if now >= self._audit_at:
+            self._audited, self._audit_at = 0, now + LOG_EVERY_S
+        if needed == {Role.OPERATOR} and self._audited < AUDITED:
+            self._audited += 1
+            actor = f"{who.tenant}/{who.subject}"
+            record(self._settings.data_dir, actor=actor, action=f"refused {call[:100]}", outcome=outcome)
 
     def _refused(self, error: AfterimageError, call: str) -> None:
         """Count the refusal, and log it unless another one was logged in the last LOG_EVERY_S seconds."""
@@ -213,11 +230,24 @@ def _refusal(error: AfterimageError) -> Any:
     return grpc.stream_stream_rpc_method_handler(refuse)
 
 
+def _left_text(path: Path) -> str:
+    """Return what the file holds. Raises PermissionError for a file that another user may have written."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, encoding="utf-8") as file:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & OTHERS:
+            raise PermissionError(
+                f"{path} must be a file of this user with mode 0600, or others know its key; remove it"
+            )
+        return file.read().strip()
+
+
 async def _bootstrap(keys: Keys, folder: Path) -> None:
     """Make the first key, with every role in the tenant `default`; only a file of the owner holds its text."""
-    if await keys.all():
-        return
     path = folder / "bootstrap-key"
+    if await keys.all():
+        private_file(path)
+        return
     who = principal_of("default", BOOTSTRAP, Role)
     try:
         text = await asyncio.to_thread(_first_text, path, issued(who, BOOTSTRAP)[1])
@@ -241,7 +271,7 @@ def _first_text(path: Path, text: str) -> str:
             file.write(f"{text}\n")
         return text
     except FileExistsError:
-        left = path.read_text(encoding="utf-8").strip()
+        left = _left_text(path)
     if (found := parsed(left)) is None or found[0] != BOOTSTRAP:
         raise FileExistsError(f"{path} is there, and has no key of a first start; remove it")
     return left

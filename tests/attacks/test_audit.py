@@ -16,18 +16,19 @@ from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from services.cache_maintainer.service import CacheMaintainerService
 from services.cli.app import app
 from shared.catalog import open_catalog
-from shared.domain.errors import InvalidRequestError, PermissionDeniedError
+from shared.domain.errors import InvalidRequestError, NotFoundError, PermissionDeniedError
 from shared.domain.identity import Role, issued, principal_of
 from shared.runtime import audit, rpc
 from shared.runtime.settings import Settings
 from shared.service import running
+from shared.service.door import Door
 
 
 def _lines(folder: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in (folder / audit.FILE).read_text().splitlines()]
 
 
-async def test_a_purge_names_the_key_that_made_it(settings: Settings) -> None:
+async def test_operators_acts_and_reads_and_refused_ones_are_recorded(settings: Settings) -> None:
     changed = settings.model_copy(update={"allow_anonymous": "never"})
     ops, user = issued(principal_of("acme", "ops", [Role.OPERATOR])), issued(principal_of("acme", "u", [Role.USER]))
     catalog = await open_catalog(settings.catalog_url)
@@ -47,9 +48,20 @@ async def test_a_purge_names_the_key_that_made_it(settings: Settings) -> None:
         with pytest.raises(PermissionDeniedError, match="operator"):
             await purge(user[1])
         await purge(ops[1])
+        bearer = (("authorization", f"Bearer {ops[1]}"),)
+        with pytest.raises(InvalidRequestError):
+            await rpc.call(stub.Purge, pb.PurgeRequest(), timeout_s=10.0, metadata=bearer)
+        with pytest.raises(NotFoundError):
+            await rpc.call(stub.Inspect, pb.InspectRequest(entry_id="unknown"), timeout_s=10.0, metadata=bearer)
+        await rpc.call(stub.Inspect, pb.InspectRequest(), timeout_s=10.0, metadata=bearer)
     said = _lines(settings.data_dir)
-    assert [(one["actor"], one["action"], one["target"]) for one in said] == [("acme/ops", "purge", "tenant acme")]
-    assert said[0]["outcome"] == "0 entries removed"
+    assert [(one["actor"], one["action"], one["target"], one["outcome"]) for one in said] == [
+        ("acme/u", "refused Purge", "", "PERMISSION_DENIED"),
+        ("acme/ops", "purge", "tenant acme", "0 entries removed"),
+        ("acme/ops", "purge", "", "INVALID_ARGUMENT"),
+        ("acme/ops", "inspect", "unknown", "NOT_FOUND"),
+        ("acme/ops", "inspect", "a page of entries", "done"),
+    ]
     assert stat.S_IMODE((settings.data_dir / audit.FILE).stat().st_mode) == 0o600
 
 
@@ -74,11 +86,27 @@ def test_every_command_on_keys_is_recorded_without_a_secret(
     assert "revoked" in listed
     assert listed.count("acme") == 2
     said = _lines(settings.data_dir)
-    assert [one["action"] for one in said] == ["keys create", "keys rotate", "keys revoke", "keys revoke"]
-    assert [one["outcome"] for one in said] == ["done", "done", "done", "NOT_FOUND"]
+    assert [one["action"].removeprefix("keys ") for one in said] == ["create", "rotate", "revoke", "revoke", "list"]
+    assert [one["outcome"] for one in said] == ["done", "done", "done", "NOT_FOUND", "done"]
     assert all(one["actor"].startswith("local:") and one["time"].endswith("+00:00") for one in said)
     stored = (settings.data_dir / audit.FILE).read_text() + listed
     assert all(len(text) > 43 and text.partition(".")[2] not in stored for text in texts)
+
+
+async def test_a_flood_of_refused_acts_pushes_out_no_line(settings: Settings) -> None:
+    changed = settings.model_copy(update={"allow_anonymous": "never"})
+    who, text = issued(principal_of("acme", "u", [Role.USER]))
+    catalog = await open_catalog(settings.catalog_url)
+    try:
+        await catalog.keys.add(who)
+        door = Door(catalog, changed)
+        await door.open(bootstrap=False)
+        for _ in range(100):
+            with pytest.raises(PermissionDeniedError):
+                door.principal([f"Bearer {text}"], frozenset({Role.OPERATOR}), "Purge", key_needed=True)
+    finally:
+        await catalog.close()
+    assert len(_lines(settings.data_dir)) == 10
 
 
 def test_a_flood_of_lines_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

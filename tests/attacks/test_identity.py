@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import stat
 from types import SimpleNamespace
 from typing import Any
@@ -106,6 +107,14 @@ async def test_a_job_is_its_subjects_and_its_tenants_admin_may_see_it(guarded: G
         assert secret.job.id in {view.job.id for view in (await alice.list_jobs())[0]}
         assert secret.job.id in {view.job.id for view in (await chief.list_jobs())[0]}
         assert (await chief.get_picture(secret.job.id)).png == secret.png
+        own = await chief.generate("the chief's own", steps=10)
+        await chief.get_job(own.job.id)
+    said = (guarded.house.process.context.settings.data_dir / "audit.jsonl").read_text()
+    read = [line for line in map(json.loads, said.splitlines()) if line["actor"] == "acme/chief"]
+    noted = {(line["action"], line["target"]) for line in read}
+    assert noted >= {("list jobs", "tenant acme"), ("read job", secret.job.id)}
+    assert own.job.id not in said
+    assert "secret" not in said
 
 
 async def test_a_private_image_is_its_subjects_whatever_user_another_names(guarded: Guarded) -> None:

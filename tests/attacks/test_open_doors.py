@@ -30,6 +30,7 @@ from shared.client import AsyncClient
 from shared.client.credentials import bearer
 from shared.domain.errors import ConfigurationError, PermissionDeniedError, UnauthenticatedError
 from shared.domain.identity import BOOTSTRAP, Role, issued, principal_of
+from shared.runtime.datadir import write_private
 from shared.runtime.settings import Settings
 from shared.service import Running, running
 from shared.service.door import check_guarded, keys_needed, loopback
@@ -241,12 +242,39 @@ async def test_a_start_that_was_killed_before_its_first_key_was_stored_leaves_no
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     path = settings.data_dir / "bootstrap-key"
     left = issued(principal_of("default", BOOTSTRAP, Role), BOOTSTRAP)[1]
-    path.write_text(f"{left}\n")
+    write_private(path, f"{left}\n")
     async with running([Nothing()], settings.model_copy(update={"allow_anonymous": "never"})) as process:
         assert path.read_text().strip() == left
         async with AsyncClient(process.address, retry_s=0.0, api_key=left) as client:
             with pytest.raises(ConfigurationError, match="another service"):  # past the door
                 await client.list_jobs()
+
+
+@pytest.mark.parametrize("planted", ["readable", "link"])
+async def test_a_first_key_that_others_know_is_not_taken(
+    settings: Settings, planted: str, logs: list[MutableMapping[str, Any]]
+) -> None:
+    """Whoever had put a key of its own there before the first start got every role."""
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    path, text = settings.data_dir / "bootstrap-key", issued(principal_of("default", BOOTSTRAP, Role), BOOTSTRAP)[1]
+    if planted == "link":
+        write_private(settings.data_dir / "elsewhere", text)
+        path.symlink_to(settings.data_dir / "elsewhere")
+    else:
+        path.write_text(text)
+        path.chmod(0o666)
+    async with running([Nothing()], settings.model_copy(update={"allow_anonymous": "never"})) as process:
+        assert not await process.context.backends.catalog.keys.all()
+        assert any(line["event"] == "no bootstrap key" for line in logs)
+
+
+async def test_the_file_of_the_first_key_is_made_private_again(settings: Settings) -> None:
+    changed = settings.model_copy(update={"allow_anonymous": "never"})
+    path = settings.data_dir / "bootstrap-key"
+    async with running([Nothing()], changed):
+        await asyncio.to_thread(path.chmod, 0o644)
+    async with running([Nothing()], changed):
+        assert (await asyncio.to_thread(path.stat)).st_mode & 0o777 == 0o600
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")

@@ -63,7 +63,7 @@ def routes(api: Api) -> APIRouter:
     ) -> Response:
         """Return an image: by a signed address without a key, or one of the caller's own jobs."""
         if signature is None:
-            job = await own_job(api.jobs, job_id, caller(request))
+            job = await own_job(api.jobs, job_id, caller(request), api.settings.data_dir)
         else:
             if expires is None:
                 raise HttpError(400, "expires: must be there beside signature", "expires", "missing")

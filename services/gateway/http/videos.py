@@ -17,7 +17,7 @@ from services.gateway.http.fields import DeletedVideo, Video, VideoFields, Video
 from services.gateway.http.identity import caller
 from services.gateway.http.requests import video_request
 from services.gateway.http.video_views import video
-from services.gateway.own_jobs import own_job
+from services.gateway.own_jobs import note_admin, own_job
 from services.gateway.validation import Caller, page_token
 from shared.domain.errors import NotFoundError
 from shared.domain.types import Job, JobState, Modality
@@ -57,6 +57,7 @@ def routes(api: Api) -> APIRouter:
         """Return a page of the caller's clips, newest first."""
         who = caller(request)
         subject = None if who.admin else who.subject
+        note_admin(who, api.settings.data_dir, "list jobs", f"tenant {who.tenant}")
         jobs, more = await api.jobs.list(
             tenant=who.tenant, subject=subject, limit=limit, after=page_token(after), clips=True
         )
@@ -90,7 +91,7 @@ def routes(api: Api) -> APIRouter:
 
 async def _own(api: Api, video_id: str, who: Caller) -> Job:
     """Return a clip that the caller may see and has not deleted. Raises NotFoundError."""
-    job = await own_job(api.jobs, video_id, who)
+    job = await own_job(api.jobs, video_id, who, api.settings.data_dir)
     if job.request.modality is not Modality.VIDEO or job.state is JobState.CANCELLED:
         raise NotFoundError(f"video {video_id!r}: no such video; it never existed, was deleted or expired")
     return job
