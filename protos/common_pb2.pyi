@@ -52,6 +52,7 @@ class PlanSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PLAN_SOURCE_IMAGE: _ClassVar[PlanSource]
     PLAN_SOURCE_STITCHED: _ClassVar[PlanSource]
     PLAN_SOURCE_EXACT: _ClassVar[PlanSource]
+    PLAN_SOURCE_UPLOAD: _ClassVar[PlanSource]
 CACHE_MODE_UNSPECIFIED: CacheMode
 CACHE_MODE_AUTO: CacheMode
 CACHE_MODE_READ: CacheMode
@@ -80,6 +81,7 @@ PLAN_SOURCE_LATENT: PlanSource
 PLAN_SOURCE_IMAGE: PlanSource
 PLAN_SOURCE_STITCHED: PlanSource
 PLAN_SOURCE_EXACT: PlanSource
+PLAN_SOURCE_UPLOAD: PlanSource
 
 class Size(_message.Message):
     __slots__ = ("width", "height")
@@ -90,7 +92,7 @@ class Size(_message.Message):
     def __init__(self, width: _Optional[int] = ..., height: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("prompt", "negative_prompt", "width", "height", "frames", "steps", "guidance", "seed", "quality", "modality", "cache", "scope", "priority", "deadline_s", "drop_if_late", "savings", "fresh_noise", "user", "variation", "steps_auto", "slo", "from_job", "strength", "seconds", "continue_job")
+    __slots__ = ("prompt", "negative_prompt", "width", "height", "frames", "steps", "guidance", "seed", "quality", "modality", "cache", "scope", "priority", "deadline_s", "drop_if_late", "savings", "fresh_noise", "user", "variation", "steps_auto", "slo", "from_job", "strength", "seconds", "continue_job", "image", "mask")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     NEGATIVE_PROMPT_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +118,8 @@ class Request(_message.Message):
     STRENGTH_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     CONTINUE_JOB_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    MASK_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     negative_prompt: str
     width: int
@@ -141,7 +145,9 @@ class Request(_message.Message):
     strength: float
     seconds: float
     continue_job: str
-    def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., steps: _Optional[int] = ..., guidance: _Optional[float] = ..., seed: _Optional[int] = ..., quality: _Optional[str] = ..., modality: _Optional[_Union[Modality, str]] = ..., cache: _Optional[_Union[CacheMode, str]] = ..., scope: _Optional[_Union[Scope, str]] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., drop_if_late: bool = ..., savings: _Optional[float] = ..., fresh_noise: _Optional[float] = ..., user: _Optional[str] = ..., variation: _Optional[_Union[Variation, str]] = ..., steps_auto: bool = ..., slo: _Optional[str] = ..., from_job: _Optional[str] = ..., strength: _Optional[float] = ..., seconds: _Optional[float] = ..., continue_job: _Optional[str] = ...) -> None: ...
+    image: bytes
+    mask: bytes
+    def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., steps: _Optional[int] = ..., guidance: _Optional[float] = ..., seed: _Optional[int] = ..., quality: _Optional[str] = ..., modality: _Optional[_Union[Modality, str]] = ..., cache: _Optional[_Union[CacheMode, str]] = ..., scope: _Optional[_Union[Scope, str]] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., drop_if_late: bool = ..., savings: _Optional[float] = ..., fresh_noise: _Optional[float] = ..., user: _Optional[str] = ..., variation: _Optional[_Union[Variation, str]] = ..., steps_auto: bool = ..., slo: _Optional[str] = ..., from_job: _Optional[str] = ..., strength: _Optional[float] = ..., seconds: _Optional[float] = ..., continue_job: _Optional[str] = ..., image: _Optional[bytes] = ..., mask: _Optional[bytes] = ...) -> None: ...
 
 class ModelPlan(_message.Message):
     __slots__ = ("model", "start_step", "guidance", "steps", "prompted_from")
@@ -192,7 +198,7 @@ class Candidate(_message.Message):
     def __init__(self, entry_id: _Optional[str] = ..., kind: _Optional[str] = ..., similarity: _Optional[float] = ..., wished_step: _Optional[int] = ..., start_step: _Optional[int] = ..., prompt: _Optional[str] = ..., chosen: bool = ..., reason: _Optional[str] = ..., model: _Optional[str] = ..., relation: _Optional[str] = ..., steps: _Optional[int] = ..., background_id: _Optional[str] = ..., background_prompt: _Optional[str] = ..., object_similarity: _Optional[float] = ..., background_similarity: _Optional[float] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("source", "model", "start_step", "entry_id", "state_key", "similarity", "capture_steps", "may_run", "fresh_noise", "noise_seed", "weights_hash", "candidates", "reason", "degraded", "predicted_hit", "looked_up", "found", "sampled", "state_sha256", "state_codec", "miss_model", "fallback", "relation", "root", "sources", "miss_steps", "miss_prompted_from", "lead", "parts", "background_root", "step_reuse", "for_deadline", "soonest")
+    __slots__ = ("source", "model", "start_step", "entry_id", "state_key", "similarity", "capture_steps", "may_run", "fresh_noise", "noise_seed", "weights_hash", "candidates", "reason", "degraded", "predicted_hit", "looked_up", "found", "sampled", "state_sha256", "state_codec", "miss_model", "fallback", "relation", "root", "sources", "miss_steps", "miss_prompted_from", "lead", "parts", "background_root", "step_reuse", "for_deadline", "soonest", "uncached")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     START_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -226,6 +232,7 @@ class Plan(_message.Message):
     STEP_REUSE_FIELD_NUMBER: _ClassVar[int]
     FOR_DEADLINE_FIELD_NUMBER: _ClassVar[int]
     SOONEST_FIELD_NUMBER: _ClassVar[int]
+    UNCACHED_FIELD_NUMBER: _ClassVar[int]
     source: PlanSource
     model: str
     start_step: int
@@ -259,7 +266,8 @@ class Plan(_message.Message):
     step_reuse: str
     for_deadline: str
     soonest: Soonest
-    def __init__(self, source: _Optional[_Union[PlanSource, str]] = ..., model: _Optional[str] = ..., start_step: _Optional[int] = ..., entry_id: _Optional[str] = ..., state_key: _Optional[str] = ..., similarity: _Optional[float] = ..., capture_steps: _Optional[_Iterable[int]] = ..., may_run: _Optional[_Iterable[_Union[ModelPlan, _Mapping]]] = ..., fresh_noise: _Optional[float] = ..., noise_seed: _Optional[int] = ..., weights_hash: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., reason: _Optional[str] = ..., degraded: _Optional[_Iterable[str]] = ..., predicted_hit: bool = ..., looked_up: bool = ..., found: bool = ..., sampled: bool = ..., state_sha256: _Optional[str] = ..., state_codec: _Optional[str] = ..., miss_model: _Optional[str] = ..., fallback: _Optional[_Union[Plan, _Mapping]] = ..., relation: _Optional[str] = ..., root: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., miss_steps: _Optional[int] = ..., miss_prompted_from: _Optional[int] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., parts: _Optional[_Union[PromptParts, _Mapping]] = ..., background_root: _Optional[str] = ..., step_reuse: _Optional[str] = ..., for_deadline: _Optional[str] = ..., soonest: _Optional[_Union[Soonest, _Mapping]] = ...) -> None: ...
+    uncached: bool
+    def __init__(self, source: _Optional[_Union[PlanSource, str]] = ..., model: _Optional[str] = ..., start_step: _Optional[int] = ..., entry_id: _Optional[str] = ..., state_key: _Optional[str] = ..., similarity: _Optional[float] = ..., capture_steps: _Optional[_Iterable[int]] = ..., may_run: _Optional[_Iterable[_Union[ModelPlan, _Mapping]]] = ..., fresh_noise: _Optional[float] = ..., noise_seed: _Optional[int] = ..., weights_hash: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., reason: _Optional[str] = ..., degraded: _Optional[_Iterable[str]] = ..., predicted_hit: bool = ..., looked_up: bool = ..., found: bool = ..., sampled: bool = ..., state_sha256: _Optional[str] = ..., state_codec: _Optional[str] = ..., miss_model: _Optional[str] = ..., fallback: _Optional[_Union[Plan, _Mapping]] = ..., relation: _Optional[str] = ..., root: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., miss_steps: _Optional[int] = ..., miss_prompted_from: _Optional[int] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., parts: _Optional[_Union[PromptParts, _Mapping]] = ..., background_root: _Optional[str] = ..., step_reuse: _Optional[str] = ..., for_deadline: _Optional[str] = ..., soonest: _Optional[_Union[Soonest, _Mapping]] = ..., uncached: bool = ...) -> None: ...
 
 class Soonest(_message.Message):
     __slots__ = ("run", "finish_s", "alone_s")

@@ -90,7 +90,7 @@ class Predictor:
 
     async def ahead(self, request: Request, card: ModelCard) -> Ahead | None:
         """Return what the request finds; None where its plan follows no deadline."""
-        if request.deadline_s is None or request.named_job:
+        if request.deadline_s is None or request.names_start:
             return None
         lanes = lanes_for(request, card, self._served)
         backlogs = {lane: await self._lanes.backlog(lane) for lane in lanes}

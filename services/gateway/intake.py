@@ -18,6 +18,7 @@ from services.gateway.forecasts import Predictor
 from services.gateway.lookup import Lookup, Planned
 from services.gateway.roster import Roster
 from services.gateway.sweeper import Confirmer
+from services.gateway.uploads import Uploaded, Uploads
 from services.gateway.validation import Caller, Models, seeds_of, validate
 from shared.bus.hints import Hints
 from shared.domain.errors import (
@@ -64,6 +65,7 @@ class Intake:
     def __init__(self, context: Context, models: Models, hints: Hints, roster: Roster) -> None:
         self._settings, self._clock, self._backends = context.settings, context.clock, context.backends
         self._models, self._hints = models, hints
+        self._uploads = Uploads(context.backends.blobs)
         self._lookup = Lookup(context, models.cards)
         every = {**models.cards, **({models.video.name: models.video} if models.video else {})}
         self.standalones = Standalones(every, context.backends.catalog.profiles)
@@ -93,6 +95,10 @@ class Intake:
         """
         start = self._clock.monotonic()
         requests, card = self._requests(message, caller, len(job_ids))
+        uploaded = await self._uploaded(message, requests[0])
+        if uploaded is not None:
+            each = zip(requests, job_ids, strict=True)
+            requests = [replace(request, upload=uploaded.of_job(job_id)) for request, job_id in each]
         body = body_hash(message, len(job_ids)) if caller.idempotency_key else ""
         try:
             images = await self._admitted(requests, card, job_ids)
@@ -104,11 +110,15 @@ class Intake:
                 raise
             return [Accepted(job, Timings(), confirmed=job.promised) for job in first]
         try:
+            if uploaded is not None:
+                await self._uploads.store(uploaded, requests)
             planning_s = self._clock.monotonic() - start
             durable = durable or any(picture for _, _, picture in images)
             rows, created = await self._written([job for job, _, _ in images], caller, body, durable=durable)
         finally:
             self._queue.arrived(len(job_ids))
+        if uploaded is not None and not created:
+            await self._uploads.drop(requests)
         confirmed = [await self._announce(row, previews) if created else row.promised for row in rows]
         accept_s = self._clock.monotonic() - start - planning_s
         accepted = []
@@ -121,12 +131,18 @@ class Intake:
     async def plan(self, message: pb.Request, caller: Caller, count: int = 1) -> list[Job]:
         """Return the jobs that `accept` would create now, without ids. Writes, sends and counts nothing."""
         requests, card = self._requests(message, caller, count)
+        if (uploaded := await self._uploaded(message, requests[0])) is not None:
+            requests = [replace(request, upload=uploaded.of_job("")) for request in requests]
         ahead = await self._predictor.ahead(requests[0], card)
         planned = await self._lookup.plan(requests, card, dry_run=True, ahead=ahead)
         return await self._predictor.predicted([self._job("", one, b"") for one in planned], ahead, refuse=False)
 
     async def close(self) -> None:
         await self._confirmer.close()
+
+    async def _uploaded(self, message: pb.Request, request: Request) -> Uploaded | None:
+        """Return the checked image that the client sent along; None without one. Raises InvalidRequestError."""
+        return await self._uploads.read(message.image, message.mask, request.size) if message.image else None
 
     def _requests(self, message: pb.Request, caller: Caller, count: int) -> tuple[list[Request], ModelCard]:
         """Return the request of each image, and the card of their model. Raises InvalidRequestError."""

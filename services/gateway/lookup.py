@@ -16,6 +16,7 @@ from protos.text_extractor_pb2_grpc import TextExtractorServiceStub
 from services.gateway.breaker import Breaker
 from services.gateway.forecasts import Ahead
 from services.gateway.response_checks import check_plan, check_vector
+from services.gateway.uploads import upload_plan
 from services.gateway.validation import check_work
 from shared.domain.errors import AfterimageError, DeadlineError, UnavailableError
 from shared.domain.forecasts import Forecast
@@ -118,8 +119,11 @@ class Lookup:
     async def replan(self, planned: Planned, *, exact: bool) -> None:
         """Ask the retriever, again if need be. exact: whether a stored image may be the answer."""
         start = self._clock.monotonic()
-        if planned.request.named_job:
-            plan: Plan | None = await self._plan_named(planned, exact)
+        plan: Plan | None
+        if planned.request.upload is not None:
+            plan = upload_plan(planned.request, planned.card)
+        elif planned.request.named_job:
+            plan = await self._plan_named(planned, exact)
         else:
             plan = await self._try("retriever", planned, lambda: self._plan(planned, exact))
         if plan is None:
@@ -140,7 +144,7 @@ class Lookup:
         """Extract object and background (FlexCache §4.2.1). Without a sure answer the whole prompt alone is used."""
         request, settings = planned.request, self._settings
         decoupled = self._extracts and (settings.decouple == "all" or request.modality is Modality.VIDEO)
-        if not decoupled or request.cache is CacheMode.OFF or request.named_job:
+        if not decoupled or request.cache is CacheMode.OFF or request.names_start:
             return
         if self._extractor is None:
             self._without("text_extractor", planned, "text_extractor_address is not set")
@@ -163,7 +167,7 @@ class Lookup:
         planned.timings = replace(planned.timings, embed_s=self._clock.monotonic() - start)
 
     async def _predict(self, planned: Planned) -> None:
-        if not planned.vector or not planned.request.cache.reads or planned.request.named_job:
+        if not planned.vector or not planned.request.cache.reads or planned.request.names_start:
             return
         start = self._clock.monotonic()
         planned.predicted_hit = await self._try("match_predictor", planned, lambda: self._predict_hit(planned))

@@ -16,7 +16,7 @@ from shared.domain.errors import InvalidRequestError, PermissionDeniedError
 from shared.domain.identity import NAME, Principal, Role, subject_of, under
 from shared.domain.ids import is_id
 from shared.domain.plan_rules import steps_at
-from shared.domain.types import Modality, Request, Scope, Size
+from shared.domain.types import CacheMode, Modality, Request, Scope, Size
 from shared.models import ModelCard, of_images
 from shared.models.memory import MOST_PIXELS
 from shared.runtime.rpc_types import cache_from_proto, scope_from_proto, variation_from_proto
@@ -42,7 +42,7 @@ _ENUMS = {
 _MAX_USER_CHARS = 200
 _MAX_PRIORITY = 100
 _STRENGTH = 0.8
-"""Strength of a request that names only `from_job`, as in diffusers."""
+"""Strength of a request that names only `from_job` or `image`, as in diffusers."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def validate(
     card = models.choose_video(message.quality) if video else models.choose(message.quality)
     size = _size(message, card)
     unset = message.steps_auto or not message.HasField("steps")
-    auto = bool(card.auto_steps) and unset and not (message.from_job or message.continue_job)
+    auto = bool(card.auto_steps) and unset and not (message.from_job or message.continue_job or message.image)
     steps = card.default_steps if unset else message.steps
     guidance = message.guidance if message.HasField("guidance") else card.default_guidance
     card.check(size, steps, guidance, most_steps=settings.max_steps)
@@ -146,6 +146,7 @@ def validate(
     check_work(size, frames, steps, settings, fitting=fitting(card.name))
     if abs(message.priority) > _MAX_PRIORITY:
         raise InvalidRequestError("priority", f"must be from -{_MAX_PRIORITY} to {_MAX_PRIORITY}", message.priority)
+    _check_upload(message, settings)
     user = under(subject, message.user)
     if message.scope == pb.SCOPE_PRIVATE and not user:
         raise InvalidRequestError("user", "must name the user when scope is private")
@@ -168,7 +169,7 @@ def validate(
         drop_if_late=message.drop_if_late,
         savings=_share(message, "savings", 0.5),
         fresh_noise=_share(message, "fresh_noise", 0.0),
-        cache=cache_from_proto(message.cache),
+        cache=CacheMode.OFF if message.image else cache_from_proto(message.cache),
         scope=scope_from_proto(message.scope),
         variation=variation_from_proto(message.variation),
         steps_auto=auto,
@@ -332,20 +333,40 @@ def _slo(message: pb.Request, settings: Settings) -> str:
 
 
 def _strength(message: pb.Request, steps: int) -> float:
-    """Return the strength of a start from a job's image or from a clip's last frame; 1 for other requests."""
+    """Return the strength of a start from an image or from a clip's last frame; 1 for other requests."""
     for field in ("from_job", "continue_job"):
         _check_text(field, getattr(message, field), _MAX_USER_CHARS)
-    if not (message.from_job or message.continue_job):
+    if not (message.from_job or message.continue_job or message.image):
         if message.HasField("strength"):
-            raise InvalidRequestError("strength", "needs from_job or continue_job", message.strength)
+            raise InvalidRequestError("strength", "needs image, from_job or continue_job", message.strength)
         return 1.0
-    default = _STRENGTH if message.from_job else 1.0
+    default = 1.0 if message.continue_job or message.mask else _STRENGTH
     strength = message.strength if message.HasField("strength") else default
     if not 0.0 < strength <= 1.0:  # also refuses nan
         raise InvalidRequestError("strength", "must be above 0 and at most 1", strength)
     if not steps_at(strength, steps):
         raise InvalidRequestError("strength", f"must run at least 1 of {steps} steps", strength)
     return strength
+
+
+def _check_upload(message: pb.Request, settings: Settings) -> None:
+    """Check what goes with an uploaded image; `services.gateway.uploads` reads the image itself."""
+    if not message.image:
+        if message.mask:
+            raise InvalidRequestError("mask", "needs image")
+        return
+    given, most = len(message.image) + len(message.mask), settings.max_upload_bytes
+    if given > most:
+        rule = f"must have at most {most} bytes with its mask (max_upload_bytes)" if most else "uploads are turned off"
+        raise InvalidRequestError("image", rule, f"{given} bytes")
+    if message.from_job or message.continue_job:
+        raise InvalidRequestError("image", "name one start: image, from_job or continue_job")
+    if message.mask and message.modality == pb.MODALITY_VIDEO:
+        raise InvalidRequestError("mask", "is for images alone (modality image)")
+    if message.cache not in (pb.CACHE_MODE_UNSPECIFIED, pb.CACHE_MODE_AUTO, pb.CACHE_MODE_OFF):
+        raise InvalidRequestError("cache", "must be auto or off with an image, which stays out of the cache")
+    if message.scope == pb.SCOPE_PUBLIC:
+        raise InvalidRequestError("scope", "must be private or tenant with an image, which stays out of the cache")
 
 
 def _continue_job(message: pb.Request, frames: int) -> str:

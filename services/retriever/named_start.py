@@ -81,6 +81,7 @@ def from_named_job(question: Question, rules: Rules, source: Job, vector: Vector
     request, made, result = question.request, source.request, source.result
     assert result is not None
     start = request.steps - steps_at(request.strength, request.steps)
+    uncached = source.plan.uncached or made.upload is not None
     named = f"job {source.id}, which the request names"
     starts = "the last frame" if request.continue_job else f"the {made.modality.noun}"
     begins = "" if lead is None else f" The clip begins with {_counted(lead.frames)} of that job."
@@ -89,7 +90,7 @@ def from_named_job(question: Question, rules: Rules, source: Job, vector: Vector
             said = f"strength {request.strength:g} keeps nothing of {starts} of {named}."
             return from_noise(question, rules, f"Generated from noise: {said}")
         held = f"Generated from noise after the last {_counted(lead.held)} of {named}.{begins}"
-        return replace(from_noise(question, rules, held), capture_steps=(), lead=lead)
+        return replace(from_noise(question, rules, held), capture_steps=(), lead=lead, uncached=uncached)
     alike = vector is not None and source.vector and source.encoder_hash == question.encoder_hash
     similarity = float(vector @ vector_from(source.vector)) if vector is not None and alike else 0.0
     related = relation(request, made, similarity if alike else -1.0).value
@@ -123,6 +124,7 @@ def from_named_job(question: Question, rules: Rules, source: Job, vector: Vector
         relation=related,
         root=_root(source),
         lead=lead,
+        uncached=uncached,
     )
 
 

@@ -66,8 +66,13 @@ class RequestFields(TypedDict, total=False):
     `same`: from any image that keeps the quality. `new`: from no image that this user has seen."""
     from_job: str | None
     """Id of a finished job whose image this one starts from (image to image); a clip has the image as first frame."""
+    image: bytes | None
+    """PNG, JPEG or WebP to start from (image to image); a clip has it as first frame. It stays out of the cache."""
+    mask: bytes | None
+    """PNG of the size of `image`, whose transparent pixels are generated anew; all others are kept."""
     strength: float | None
-    """Share of the steps that run after the image of `from_job`, above 0 up to 1; default: 0.8. With `continue_job`,
+    """Share of the steps that run after the image of `from_job` or `image`, above 0 up to 1; default: 0.8, with `mask`
+    1. With `continue_job`,
     after the clip's last frame; default: 1, the new frames start from noise."""
     continue_job: str | None
     """Id of a finished job whose clip goes on: the result is that clip, then the new frames."""

@@ -13,7 +13,7 @@ def exact_key(request: Request, compat: CompatKey, sampler: str = "") -> str:
     """Return 32 hex digits over everything in a request that changes its image.
 
     These are prompt, negative prompt, size, frames, seed, guidance, steps (T, or that the plan chooses T), savings,
-    fresh noise, and a job named by the client, with its strength. Of the model asked for (the large one for `auto`)
+    fresh noise, and a job or an image chosen by the client, with its strength. Of the model asked for (the large one for `auto`)
     they are weights, sampler and dtype. `repeat_weights` returns the models whose image may answer. Cache settings are
     left out: an image that started from another one answers a repeat too. A request whose seed the gateway chose has a
     key too, because a later request may name that seed. Such a request itself is never looked up by its key.
@@ -35,6 +35,7 @@ def exact_key(request: Request, compat: CompatKey, sampler: str = "") -> str:
         *([sampler] if sampler not in ("", compat.sampler) else []),
         *(["auto"] if request.steps_auto else []),
         *(["from", request.from_job, float(request.strength)] if request.from_job else []),
+        *(["upload", request.upload.sha256, float(request.strength)] if request.upload else []),
         *(["continue", request.continue_job, float(request.strength)] if request.continue_job else []),
     ]
     return hashlib.sha256(json.dumps(same).encode()).hexdigest()[:32]
@@ -64,12 +65,13 @@ def repeat_result(plan: Plan, picture_bytes: int) -> Result:
 def entry_of(job: Job) -> Entry | None:
     """Return the job's cache entry, still without states; its id is the job's.
 
-    None for a job that did not finish, whose request does not write the cache, or that is itself an exact repeat.
+    None for a job that did not finish, whose request does not write the cache, or that is itself an exact repeat or
+    descends from an uploaded image.
     """
     request, result = job.request, job.result
     if job.state is not JobState.SUCCEEDED or result is None or result.compat is None:
         return None
-    if not request.cache.writes or job.plan.source is PlanSource.EXACT:
+    if not request.cache.writes or job.plan.source is PlanSource.EXACT or job.plan.uncached:
         return None
     return Entry(
         id=job.id,

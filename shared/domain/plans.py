@@ -29,6 +29,7 @@ class PlanSource(StrEnum):
     IMAGE = "image"
     STITCHED = "stitched"  # from a pair of latents: the object of one, the background of another (FlexCache §4.2.2)
     EXACT = "exact"
+    UPLOAD = "upload"  # from an image that the client sent along
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +181,8 @@ class Plan(Stored):
     """Finished frames with which the clip begins; None: all its frames are generated."""
     for_deadline: Annotated[str, Field(exclude_if=lambda change: not change)] = ""
     """What the plan changes so that the request meets its deadline: `model`, `steps` or `start`; empty: nothing."""
+    uncached: Annotated[bool, Field(exclude_if=lambda uncached: not uncached)] = False
+    """The result becomes no cache entry, because it descends from an uploaded image (docs/adr/0026-uploads.md)."""
     soonest: Annotated[Soonest | None, Field(exclude_if=lambda one: one is None)] = None
     """The soonest run within the bound; set where even that is predicted late."""
 

@@ -65,6 +65,18 @@ class Size(Stored):
         return f"{self.width}x{self.height}"
 
 
+@dataclass(frozen=True, slots=True)
+class Upload(Stored):
+    """An image that the client sent along, as the gateway stored it: a PNG of the request's size. Its transparent
+    pixels, if any, are those to generate anew."""
+
+    key: str
+    """Blob key."""
+    sha256: str
+    masked: bool = False
+    """Some pixels are transparent: the run holds all others."""
+
+
 AUTO = "auto"
 """Quality of a request whose plan chooses among all served models."""
 
@@ -108,11 +120,20 @@ class Request(Stored):
     from_job: str = ""
     """Id of the job whose image the client chose as the start; empty: the plan chooses."""
     strength: float = 1.0
-    """Share of the steps that run after the image of `from_job`, or after the last frame of `continue_job`."""
+    """Share of the steps that run after the image of `from_job` or `upload`, or after the last frame of
+    `continue_job`."""
     continue_job: Annotated[str, Field(exclude_if=lambda job: not job)] = ""
     """Id of the job after whose last frame this clip goes on; empty: the clip is of its own."""
     slo: Annotated[str, Field(exclude_if=lambda slo: not slo)] = ""
     """Class of the deadline, of the setting `slo_classes`; empty: none named."""
+
+    upload: Annotated[Upload | None, Field(exclude_if=lambda upload: upload is None)] = None
+    """Image that the client sent along as the start; None: none."""
+
+    @property
+    def names_start(self) -> bool:
+        """The client chose the start: a job, or an image of its own."""
+        return bool(self.named_job) or self.upload is not None
 
     @property
     def named_job(self) -> str:

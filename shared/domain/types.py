@@ -29,7 +29,7 @@ from shared.domain.cached import (
 from shared.domain.json_values import Stored, from_json, to_json
 from shared.domain.masks import Mask
 from shared.domain.plans import Candidate, Lead, ModelPlan, Plan, PlanSource, Relation, Soonest, Source
-from shared.domain.requests import AUTO, URGENT, CacheMode, Modality, Request, Scope, Size, Variation
+from shared.domain.requests import AUTO, URGENT, CacheMode, Modality, Request, Scope, Size, Upload, Variation
 
 __all__ = [
     "AUTO",
@@ -63,6 +63,7 @@ __all__ = [
     "Source",
     "State",
     "Timings",
+    "Upload",
     "Variation",
     "Vector",
     "from_json",

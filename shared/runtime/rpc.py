@@ -123,7 +123,7 @@ def from_rpc_error(error: grpc.RpcError) -> AfterimageError:
     if status is None and "larger than max" in (error.details() or ""):
         rule = (
             "a message holds max_message_bytes at most, at both ends; send less, or raise AFTERIMAGE_MAX_MESSAGE_BYTES "
-            "(a request holds two prompts of max_prompt_chars and 128 KiB)"
+            "(a request holds two prompts of max_prompt_chars, an upload of max_upload_bytes and 128 KiB)"
         )
         return OverloadedError(f"{error.details()}: {rule}")
     # without our status the text is gRPC's own, which names addresses

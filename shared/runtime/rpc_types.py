@@ -88,7 +88,7 @@ def request_to_proto(request: Request) -> pb.Request:
         variation=_VARIATIONS[request.variation],
         steps_auto=request.steps_auto,
         from_job=request.from_job,
-        strength=request.strength if request.named_job else None,
+        strength=request.strength if request.names_start else None,
         continue_job=request.continue_job,
         slo=request.slo,
     )
@@ -134,7 +134,7 @@ _PLAN_FIRST = ("entry_id", "state_key", "state_sha256", "state_codec")
 _PLAN_MORE = (
     "fresh_noise", "noise_seed", "weights_hash", "reason", "looked_up", "sampled", "miss_model", "miss_steps",
     "miss_prompted_from", "relation", "root", "background_root", "step_reuse",
-    "for_deadline",
+    "for_deadline", "uncached",
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from shared.domain.errors import BlobCorruptError, BlobMissingError
 from shared.runtime.settings import Settings
 
 SEAL_KEY = "identity/store.json"
-KINDS = ("states/", "pictures/", "checkpoints/", "masks/")
+KINDS = ("states/", "pictures/", "checkpoints/", "masks/", "uploads/")
 """Blob keys are `<kind>/<job id>-<attempt>…` or `<kind>/<job id>/<attempt>…`."""
 SAMPLE = 1_000
 """Number of blobs that are looked up in the catalog when the store has no id."""

@@ -76,19 +76,24 @@ def where_it_would_start(view: JobView) -> str:
 
 def _saved(view: JobView) -> str:
     """Return the steps that the cache saved; empty where the client named the start."""
-    return "" if view.job.request.named_job else f", {view.job.plan.start_step} saved"
+    named = view.job.request.named_job or view.job.plan.source is PlanSource.UPLOAD
+    return "" if named else f", {view.job.plan.start_step} saved"
 
 
 def _continued(view: JobView) -> str:
     """Return after which frames a clip goes on; empty for a run without finished frames."""
     lead = view.job.plan.lead
-    return "" if lead is None else f" after {counted(lead.frames, 'frame')} of job {lead.job_id}"
+    if lead is None:
+        return ""
+    return f" after {counted(lead.frames, 'frame')} of job {lead.job_id}" if lead.job_id else " after the given image"
 
 
 def _start(view: JobView) -> str:
     """Return the start step of a hit and what it starts from."""
     plan, steps = view.job.plan, view.job.plan.run_steps(view.job.request.steps)
     source, model = chosen_prompt(plan), chosen_model(plan)
+    if plan.source is PlanSource.UPLOAD:
+        return f"step {plan.start_step} of {steps} from the given image"
     if named := view.job.request.named_job:
         return f"step {plan.start_step} of {steps} from job {named} (“{source}”)"
     if (pair := chosen_pair(plan)) is not None:

@@ -1,4 +1,4 @@
-"""Held frames: the first frames of a clip that a run takes over from finished frames."""
+"""What a run takes over and does not generate: the first frames of a clip, or cells of an image outside of a mask."""
 
 from __future__ import annotations
 
@@ -37,3 +37,25 @@ class Held:
 
     def _before(self, latent: Tensor, first: Tensor) -> Tensor:
         return torch.cat([first, latent[:, first.shape[1] :]], dim=1)
+
+
+@dataclass(frozen=True, eq=False)
+class HeldCells:
+    """The known cells of an image, which replace the row's own before each step, as `Held` does with frames: the
+    inpainting of RePaint (Lugmayr et al. 2022, eq. 8) without its jumps back."""
+
+    clean: Tensor
+    """The image's latent without noise, (C, h, w)."""
+    noise: Tensor
+    """The row's first noise, (C, h, w)."""
+    anew: Tensor
+    """Cells that the run generates, bool (h, w)."""
+
+    def put(self, latent: Tensor, schedule: Schedule, done: int) -> Tensor:
+        """Return (C, h, w) with the held cells at the noise level after `done` steps; after the last, clean."""
+        known = schedule.add_noise(self.clean, self.noise, done) if done < schedule.steps else self.clean
+        return torch.where(self.anew, latent, known)
+
+    def put_clean(self, clean: Tensor) -> Tensor:
+        """Return the predicted clean latent (C, h, w) with the held cells as they are."""
+        return torch.where(self.anew, clean, self.clean)

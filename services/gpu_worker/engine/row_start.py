@@ -6,12 +6,13 @@ import numpy as np
 import torch
 
 from services.gpu_worker.engine.family import Family
-from services.gpu_worker.engine.held import Held
+from services.gpu_worker.engine.held import Held, HeldCells
 from services.gpu_worker.engine.rows import (
     FromCheckpoint,
     FromNoise,
     FromPicture,
     FromState,
+    Kept,
     Latent,
     Row,
     Task,
@@ -77,8 +78,11 @@ def make_row(family: Family, task: Task) -> Row:
     )
 
 
-def _held(family: Family, task: Task, noise: torch.Tensor) -> Held | None:
-    """Return the frames that the task holds. Raises ModelError where they do not fit in front of generated frames."""
+def _held(family: Family, task: Task, noise: torch.Tensor) -> Held | HeldCells | None:
+    """Return the frames or cells that the task holds. Raises ModelError where frames do not fit in front of generated
+    frames, or a mask does not fit the latent."""
+    if task.kept is not None:
+        return _held_cells(family, task.kept, task, noise)
     if task.held is None:
         return None
     clean = family.encode_picture(task.held, len(task.held))
@@ -92,6 +96,17 @@ def _held(family: Family, task: Task, noise: torch.Tensor) -> Held | None:
         rule = f"held frames must be fewer than the {task.frames} of the task, and of size {task.size}"
         raise ModelError(f"task {task.id!r}: {rule} (got {task.held.shape})")
     return Held(clean, first)
+
+
+def _held_cells(family: Family, kept: Kept, task: Task, noise: torch.Tensor) -> HeldCells:
+    """A cell is generated anew if one of its pixels is."""
+    clean = family.encode_picture(kept.pixels)
+    (height, width), (rows, columns) = kept.anew.shape, noise.shape[-2:]
+    if noise.ndim != 3 or clean.shape != noise.shape or height % rows or width % columns:
+        rule = f"a mask must be of an image of size {task.size} (got {kept.anew.shape})"
+        raise ModelError(f"task {task.id!r}: {rule}")
+    cells = kept.anew.reshape(rows, height // rows, columns, width // columns).any(axis=(1, 3))
+    return HeldCells(clean, noise, torch.from_numpy(cells).to(noise.device))
 
 
 def _on_device(latent: Latent, family: Family) -> torch.Tensor:

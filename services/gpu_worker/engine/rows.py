@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.gpu_worker.engine.held import Held
+from services.gpu_worker.engine.held import Held, HeldCells
 from services.gpu_worker.engine.noises import Noise
 from services.gpu_worker.engine.samplers import Position, Sampler, Schedule
 from shared.domain.truncation import of_negative
@@ -71,6 +71,16 @@ class FromCheckpoint:
     """History of a multistep sampler: the clean latent that the model predicted in the step before."""
 
 
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """An image of which the run keeps all cells but some (inpainting)."""
+
+    pixels: Pixels
+    """(height, width, 3)."""
+    anew: npt.NDArray[np.bool_]
+    """Pixels to generate anew, (height, width)."""
+
+
 Start = FromNoise | FromState | FromPicture | FromCheckpoint
 
 
@@ -93,6 +103,8 @@ class Task:
     start: Start = field(default_factory=FromNoise)
     held: Pixels | None = None
     """The first k frames of the clip, (k, height, width, 3), which the run holds (engine/held.py); k below `frames`."""
+    kept: Kept | None = None
+    """Image whose other cells the run holds (engine/held.py); of images alone."""
     capture_steps: tuple[int, ...] = ()
     """Steps of T after which the latent is reported as LatentCaptured."""
     sampler: str = ""
@@ -159,7 +171,7 @@ class Row:
     """FreeNoise's window and stride in frames, see draw_noise."""
     previous: Tensor | None = None
     """A multistep sampler's history, of the latent's shape; None at the start of a run and in one-step samplers."""
-    held: Held | None = None
+    held: Held | HeldCells | None = None
     blocks: dict[int, PassCache] = field(default_factory=dict)
     """What the denoiser's blocks keep of the last step, by pass (engine/reuse): empty when the row joins."""
     joined_at: float = 0.0

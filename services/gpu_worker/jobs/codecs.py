@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -266,6 +267,13 @@ def decode_png(data: bytes) -> Pixels:
     are not an image."""
     frames = animated_png.decode(data)
     return frames[0] if len(frames) == 1 else frames
+
+
+def decode_masked_png(data: bytes) -> tuple[Pixels, npt.NDArray[np.bool_]]:
+    """Decode an image to RGB (h, w, 3) uint8, and True for its transparent pixels, (h, w). Raises BlobCorruptError."""
+    pixels = decode_png(data)
+    with Image.open(io.BytesIO(data), formats=["PNG"]) as image:  # decode_png has checked the bytes
+        return pixels, np.asarray(image.convert("RGBA").getchannel("A")) == 0
 
 
 def fitted(pixels: Pixels, size: Size) -> Pixels:

@@ -77,12 +77,14 @@ class Outputs:
         return tuple(sorted(kept, key=lambda state: state.step))
 
     async def clean_up(self, *, succeeded: bool, ended: bool) -> None:
-        """Delete the checkpoints of a job that ended, and all blobs of an attempt that did not succeed. The collector
-        deletes what stays while the store is away."""
+        """Delete the checkpoints of a job that ended, and all blobs of an attempt that did not succeed. An upload stays
+        until the job succeeds, since a failed job can be replayed. The collector deletes what stays."""
         if self._saving is not None:
             await self._saving
         try:
             keys = await self._checkpoints() if ended else []
+            if succeeded and self._job.request.upload is not None:
+                keys.append(self._job.request.upload.key)
             if not succeeded:
                 self._together = {}
                 keys += [self.picture_key, *(state.key for state in await self.captured())]

@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any, NoReturn
 
 from services.gpu_worker.engine.family import Family
-from services.gpu_worker.engine.rows import FromCheckpoint, FromNoise, FromPicture, FromState, Pixels, Start, Task
+from services.gpu_worker.engine.rows import FromCheckpoint, FromNoise, FromPicture, FromState, Kept, Pixels, Start, Task
 from services.gpu_worker.jobs import checkpoints
 from services.gpu_worker.jobs.codecs import INLINE_BYTES, decode_checkpoint, needed_by
 from services.gpu_worker.jobs.outputs import state_key_beside
-from services.gpu_worker.jobs.starts import lead_of, start_of, task_of
+from services.gpu_worker.jobs.starts import kept_of, lead_of, start_of, task_of
 from services.gpu_worker.jobs.stitching import mask_part, start_of_pair, state_part
 from shared.blobs import Blobs
 from shared.blobs.ahead import ReadAhead
@@ -32,7 +32,7 @@ from shared.domain.errors import (
 from shared.domain.masks import MASK_STEP
 from shared.domain.messages import StateLost
 from shared.domain.plan_rules import DRAWN, choose_model, degrade, hand_over, revalidate, smaller_starts, whole_start
-from shared.domain.types import PICTURE_STEP, Entry, Job, Lead, Plan, PlanSource, Request
+from shared.domain.types import PICTURE_STEP, Entry, Job, Lead, Plan, PlanSource, Request, Upload
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +78,8 @@ async def prepare(
     if prepared.family is None:
         return prepared
     task = task_of(job.id, job.request, prepared.plan, prepared.start)
+    if (upload := job.request.upload) is not None and upload.masked:
+        task = replace(task, kept=await preparation.read_kept(upload))
     if (lead := prepared.plan.lead) is None:
         return replace(prepared, task=task)
     frames = await preparation.read_lead(lead)
@@ -88,8 +90,8 @@ def _raise_unusable(request: Request, error: AfterimageError) -> NoReturn:
     """Raise the error itself if the task may wait until it passes, else one that names the lost source."""
     if passes(error):
         raise error
-    named = f"{request.named_in} {request.named_job!r}"
-    raise AfterimageError(f"{named}: its result cannot be used: {error.outside}") from error
+    named = f"{request.named_in} {request.named_job!r}: its result" if request.named_job else "image:"
+    raise AfterimageError(f"{named} cannot be used: {error.outside}") from error
 
 
 @dataclass(slots=True)
@@ -120,7 +122,7 @@ class _Preparation:
         try:
             return Prepared(plan, await self._start(plan, family), family)
         except AfterimageError as error:
-            if job.request.named_job:  # an image from noise would not be what the client asked for
+            if job.request.names_start:  # an image from noise would not be what the client asked for
                 _raise_unusable(job.request, error)
             return await self._degraded(plan, family, f"blobs: {error.outside}")
 
@@ -141,7 +143,7 @@ class _Preparation:
             blob = await self._read(plan.state_key, plan.state_sha256)
             base = await self._read_base(plan.state_key, plan.state_codec, blob)
             size, frames = self._job.request.size, self._job.request.frames
-            image = plan.source is PlanSource.IMAGE
+            image = plan.source in (PlanSource.IMAGE, PlanSource.UPLOAD)
             decoded = (
                 3 * frames * size.width * size.height if image else 4 * math.prod(family.latent_shape(size, frames))
             )
@@ -198,6 +200,14 @@ class _Preparation:
         try:
             blob = await self._read(lead.key, lead.sha256)
             return await asyncio.to_thread(lead_of, lead, blob, self._job.request.size)
+        except AfterimageError as error:
+            _raise_unusable(self._job.request, error)
+
+    async def read_kept(self, upload: Upload) -> Kept:
+        """Read and decode the uploaded image with its mask. Raises an error that names the lost image."""
+        try:
+            blob = await self._read(upload.key, upload.sha256)
+            return await asyncio.to_thread(kept_of, upload, blob, self._job.request.size)
         except AfterimageError as error:
             _raise_unusable(self._job.request, error)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.gpu_worker.engine.rows import FromNoise, FromPicture, FromState, Pixels, Start, Task
-from services.gpu_worker.jobs.codecs import decode_png, decode_state, fitted, noises_of
+from services.gpu_worker.engine.rows import FromNoise, FromPicture, FromState, Kept, Pixels, Start, Task
+from services.gpu_worker.jobs.codecs import decode_masked_png, decode_png, decode_state, fitted, noises_of
 from shared.domain.errors import BlobCorruptError, ModelError
-from shared.domain.types import Lead, Plan, PlanSource, Request, Size
+from shared.domain.types import Lead, Plan, PlanSource, Request, Size, Upload
 
 
 def start_of(plan: Plan, blob: bytes | None, size: Size, base: bytes = b"") -> Start:
@@ -25,12 +25,12 @@ def start_of(plan: Plan, blob: bytes | None, size: Size, base: bytes = b"") -> S
             latent = decode_state(blob, plan.state_codec, base)
             noises = noises_of(blob, plan.state_codec)
             return FromState(latent, plan.start_step, plan.fresh_noise, plan.noise_seed, noises)
-        case PlanSource.IMAGE:
+        case PlanSource.IMAGE | PlanSource.UPLOAD:
             pixels = fitted(decode_png(blob), size)
             last = pixels[-1] if plan.lead is not None and pixels.ndim == 4 else pixels
             return FromPicture(last, plan.start_step)
         case _:
-            raise ModelError(f"the plan's source must be noise, latent or image (got {plan.source.value!r})")
+            raise ModelError(f"the plan's source must be noise, latent, image or upload (got {plan.source.value!r})")
 
 
 def task_of(task_id: str, request: Request, plan: Plan, start: Start, **ride: Any) -> Task:
@@ -61,3 +61,11 @@ def lead_of(lead: Lead, blob: bytes, size: Size) -> Pixels:
     if len(frames) != lead.frames:
         raise BlobCorruptError(f"blob {lead.key}: a clip must have {lead.frames} frames (got {len(frames)})")
     return frames
+
+
+def kept_of(upload: Upload, blob: bytes, size: Size) -> Kept:
+    """Return an uploaded image and the pixels that its mask names. Raises BlobCorruptError for another image."""
+    pixels, anew = decode_masked_png(blob)
+    if anew.shape != (size.height, size.width):
+        raise BlobCorruptError(f"blob {upload.key}: the image must have size {size} (got shape {anew.shape})")
+    return Kept(pixels, anew)

@@ -38,6 +38,12 @@ class Jobs(Section):
     max_images: int = Field(
         8, ge=1, le=64, description="Images that one request may ask for (`n`). Each takes a place in the queue."
     )
+    max_upload_bytes: int = Field(
+        16 * 2**20,
+        ge=0,
+        description="Bytes of the image that a request sends along to start from, with its mask. 0: no uploads. The "
+        "image may have 2^24 pixels (4096×4096).",
+    )
     max_queued: int = Field(
         256, ge=1, description="Jobs that may wait. Above this number the gateway refuses new jobs with a retry delay."
     )

@@ -1,0 +1,156 @@
+"""Uploaded images: checked, turned into a PNG of the request's size, and the plan that starts from one (ADR 26)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any
+
+from shared.blobs import Blobs
+from shared.domain.errors import AfterimageError, InvalidRequestError
+from shared.domain.plan_rules import noise_plan, steps_at
+from shared.domain.types import (
+    PICTURE_CODEC,
+    Lead,
+    ModelPlan,
+    Plan,
+    PlanSource,
+    Request,
+    Size,
+    Source,
+    Upload,
+)
+from shared.models.card import ModelCard
+
+FORMATS = ("PNG", "JPEG", "WEBP")
+MOST_PIXELS = 2**24
+"""Pixels of an uploaded image at most, which bounds the memory of decoding it to 128 MiB."""
+_AT_ONCE = 2
+"""Uploads that are decoded at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """A checked image, not stored yet."""
+
+    png: bytes
+    sha256: str
+    masked: bool
+
+    def of_job(self, job_id: str) -> Upload:
+        """Return the upload of one job: each job has its own blob, which ends with the job."""
+        return Upload(f"uploads/{job_id}-{self.sha256[:16]}.png", self.sha256, self.masked)
+
+
+class Uploads:
+    """Reads uploads and stores them for their jobs."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs, self._decoding = blobs, asyncio.Semaphore(_AT_ONCE)
+
+    async def read(self, image: bytes, mask: bytes, size: Size) -> Uploaded:
+        """Check and convert an image in a thread, few at once. Raises InvalidRequestError, which names the field."""
+        if find_spec("PIL") is None:
+            raise InvalidRequestError("image", "cannot be read: this gateway is installed without Pillow")
+        async with self._decoding:
+            return await asyncio.to_thread(_uploaded, image, mask, size)
+
+    async def store(self, uploaded: Uploaded, requests: Sequence[Request]) -> None:
+        """Store the upload for each request. Raises what the blob store raises."""
+        for request in requests:
+            if request.upload is not None:
+                await self._blobs.put(request.upload.key, uploaded.png)
+
+    async def drop(self, requests: Sequence[Request]) -> None:
+        """Delete the uploads of requests that became no jobs. The orphan collector deletes what stays."""
+        with contextlib.suppress(AfterimageError):
+            await self._blobs.delete([one.upload.key for one in requests if one.upload is not None])
+
+
+def upload_plan(request: Request, card: ModelCard) -> Plan:
+    """Return the plan that starts from the uploaded image, by the model that the request asks for. It needs no search
+    and captures no states."""
+    upload = request.upload
+    assert upload is not None
+    start = request.steps - steps_at(request.strength, request.steps)
+    lead = Lead("", upload.key, upload.sha256, 1, card.frames.held(request.frames, 1)) if request.frames > 1 else None
+    kept = " It keeps the pixels outside of the mask." if upload.masked else ""
+    kept += " The clip begins with the image." if lead is not None else ""
+    at = f"at strength {request.strength:g}."
+    if start <= 0:
+        nothing = "" if kept else f" Nothing is left of the given image {at}"
+        said = f"Generated from noise.{nothing}{kept}"
+    else:
+        said = f"Starts after {start} of {request.steps} steps from the given image, {at}{kept}"
+    plan = noise_plan(request, card.name, card.weights_hash, (), said, step_reuse=card.reuse_key)
+    plan = replace(plan, lead=lead, uncached=True)
+    if start <= 0:
+        return plan
+    return replace(
+        plan,
+        source=PlanSource.UPLOAD,
+        start_step=start,
+        sources=(Source("", upload.key, upload.sha256, PICTURE_CODEC),),
+        may_run=(ModelPlan(card.name, start),),
+        miss_model=card.name,
+    )
+
+
+def _uploaded(image: bytes, mask: bytes, size: Size) -> Uploaded:
+    from PIL import Image, ImageOps
+
+    picture = _decoded("image", image)
+    alpha = _transparency(mask, picture.size) if mask else None
+    fitted = ImageOps.fit(picture, (size.width, size.height), Image.Resampling.LANCZOS)
+    if alpha is not None:  # without new grey values: a pixel is kept or generated anew
+        fitted.putalpha(ImageOps.fit(alpha, (size.width, size.height), Image.Resampling.NEAREST))
+    out = io.BytesIO()
+    fitted.save(out, "PNG")  # without the upload's metadata, such as the place of a photo
+    png = out.getvalue()
+    return Uploaded(png, hashlib.sha256(png).hexdigest(), bool(mask))
+
+
+def _decoded(field: str, data: bytes) -> Any:
+    """Return the upright picture, RGB on white. The size is checked before a pixel is decoded."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+            pixels = opened.width * opened.height
+            if pixels > MOST_PIXELS:
+                rule = f"must have at most {MOST_PIXELS} pixels"
+                raise InvalidRequestError(field, rule, f"{opened.width}x{opened.height}")
+            # a photo with a second picture for other screens (MPO) counts as its first
+            if getattr(opened, "n_frames", 1) > 1 and opened.format in FORMATS:
+                raise InvalidRequestError(field, "must be one picture, no animation", f"{opened.n_frames} frames")
+            picture = ImageOps.exif_transpose(opened)
+            if not picture.has_transparency_data or field == "mask":
+                return picture.convert("RGBA" if field == "mask" else "RGB")
+            picture = picture.convert("RGBA")
+            white = Image.new("RGBA", picture.size, "white")
+            white.alpha_composite(picture)
+            return white.convert("RGB")
+    except InvalidRequestError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:  # far above the limit
+        raise InvalidRequestError(field, f"must have at most {MOST_PIXELS} pixels", "more") from error
+    except Exception as error:  # decoders raise many kinds of errors for broken files
+        rule = f"must be a whole PNG, JPEG or WebP image ({type(error).__name__})"
+        raise InvalidRequestError(field, rule, f"{len(data)} bytes") from error
+
+
+def _transparency(mask: bytes, size: tuple[int, int]) -> Any:
+    """Return the mask as 0 where it is mostly transparent, and 255 elsewhere."""
+    picture = _decoded("mask", mask)
+    if picture.size != size:
+        rule = f"must have the size of the image, {size[0]}x{size[1]}"
+        raise InvalidRequestError("mask", rule, f"{picture.width}x{picture.height}")
+    alpha = picture.getchannel("A").point(lambda value: 255 if value > 127 else 0)
+    if alpha.getextrema()[0] > 0:
+        raise InvalidRequestError("mask", "must have transparent pixels, which are generated anew")
+    return alpha
