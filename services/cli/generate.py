@@ -60,9 +60,14 @@ _FROM = (
     "Image to start from (image to image): the id of a finished job, or a file that this command wrote. It is the "
     "first frame of a clip. See --strength."
 )
+_FROM_IMAGE = (
+    "PNG, JPEG or WebP file of your own to start from; the first frame of a clip. Neither it nor the result enters the "
+    "cache."
+)
+_MASK = "PNG file of the size of --from-image: its transparent pixels are generated anew, all others are kept."
 _STRENGTH = (
-    "Share of the steps that run after the start of --from, above 0 up to 1: less keeps more of it. Default: 0.8. With "
-    "--continue: after the clip's last frame. Default: 1. A clip moves more with more."
+    "Share of the steps that run after the start of --from or --from-image, above 0 up to 1: less keeps more of it. "
+    "Default: 0.8, with --mask 1. With --continue: after the clip's last frame. Default: 1. A clip moves more with more."
 )
 _PREVIEWS = (
     "New or empty folder for previews during the run: step-0010.png, … (animated for a clip). -: show the last preview "
@@ -109,6 +114,8 @@ def generate(
     fresh_noise: Annotated[float | None, Optional(help=_FRESH_NOISE)] = None,
     variation: Annotated[str, Optional(help=_VARIATION)] = "auto",
     from_job: Annotated[str | None, Optional("--from", help=_FROM)] = None,
+    from_image: Annotated[Path | None, Optional("--from-image", help=_FROM_IMAGE)] = None,
+    mask: Annotated[Path | None, Optional("--mask", help=_MASK)] = None,
     strength: Annotated[float | None, Optional(help=_STRENGTH)] = None,
     continue_job: Annotated[str | None, Optional("--continue", help=_CONTINUE)] = None,
     video: Annotated[bool, Optional("--video", help="Generate a clip, by the model of the setting video.")] = False,
@@ -180,6 +187,8 @@ def generate(
         "slo": slo,
         "variation": _one_of("variation", variation, ("auto", "same", "new")),
         "from_job": files["from"].job if "from" in files else from_job,
+        "image": _file("from-image", from_image),
+        "mask": _file("mask", mask),
         "strength": strength,
         "continue_job": files["continue"].job if "continue" in files else continue_job,
         "user": _login() if user is None else user,
@@ -272,6 +281,13 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         raise InvalidRequestError(name, f"must be one of {', '.join(allowed)}", value)
     return value
+
+
+def _file(option: str, path: Path | None) -> bytes | None:
+    try:
+        return None if path is None else path.read_bytes()
+    except OSError as error:
+        raise InvalidRequestError(option, f"cannot be read ({error.strerror})", path) from error
 
 
 def _steps(text: str) -> int | None:

@@ -338,7 +338,7 @@ def _strength(message: pb.Request, steps: int) -> float:
         _check_text(field, getattr(message, field), _MAX_USER_CHARS)
     if not (message.from_job or message.continue_job or message.image):
         if message.HasField("strength"):
-            raise InvalidRequestError("strength", "needs image, from_job or continue_job", message.strength)
+            raise InvalidRequestError("strength", "needs from_job, continue_job or image", message.strength)
         return 1.0
     default = 1.0 if message.continue_job or message.mask else _STRENGTH
     strength = message.strength if message.HasField("strength") else default

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from services.gateway.http.api import Api
 from services.gateway.http.errors import described
-from services.gateway.http.fields import ImageFields
+from services.gateway.http.fields import EditFields, ImageFields
 from services.gateway.http.pictures import Output, converted
 from services.gateway.http.requests import ignored_of
 from shared.client.views import Failed, Picture
@@ -32,6 +32,11 @@ class ImageAnswers:
     def to(cls, request: Request, fields: ImageFields, api: Api) -> ImageAnswers:
         base = api.settings.http_public_url or str(request.base_url)
         return cls(api, fields, base.rstrip("/"))
+
+    @property
+    def event(self) -> str:
+        """The first part of the names of a stream's events."""
+        return "image_edit" if isinstance(self.fields, EditFields) else "image_generation"
 
     @property
     def output(self) -> Output:
@@ -75,7 +80,9 @@ def origin(picture: Picture) -> dict[str, Any]:
     job, plan = picture.job, picture.plan
     steps = plan.run_steps(job.request.steps)
     lost = picture.steps_run > steps - plan.start_step  # the start was lost, and the job ran from noise
-    saved = steps if plan.source is PlanSource.EXACT else 0 if lost else plan.start_step
+    saved = (
+        steps if plan.source is PlanSource.EXACT else 0 if lost or plan.source is PlanSource.UPLOAD else plan.start_step
+    )
     return {
         "index": picture.index,
         "job_id": job.id,

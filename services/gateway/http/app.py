@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from services.gateway.http import images, listings, videos
 from services.gateway.http.api import Api, ClientGoneError
 from services.gateway.http.errors import HttpError, answer_of, plain
-from services.gateway.http.fields import VideoFields
+from services.gateway.http.fields import EditFields, VideoFields
 from services.gateway.http.guard import GONE, Admission, Guard, Rules
 from shared.domain.errors import AfterimageError
 from shared.runtime.own_version import own_version
@@ -79,7 +79,9 @@ def _document(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI document, without the status 422, which no answer has."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        document["components"]["schemas"]["VideoFields"] = VideoFields.model_json_schema()
+        for form in (EditFields, VideoFields):
+            document["components"]["schemas"][form.__name__] = form.model_json_schema()
+        document["components"]["schemas"]["EditFields"]["required"].append("image")
         for path in document["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)

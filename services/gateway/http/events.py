@@ -53,7 +53,7 @@ async def image_events(responses: AsyncGenerator[Any, None], answers: ImageAnswe
                 case Picture():
                     yield await _completed(event, answers)
                 case Failed():
-                    yield _event("image_generation.failed", failure=failure(event))
+                    yield _event(f"{answers.event}.failed", failure=failure(event))
                 case _:
                     yield b""
     except AfterimageError as error:
@@ -69,7 +69,7 @@ async def _partial(progress: Progress, number: int, answers: ImageAnswers) -> by
     image = await answers.base64(progress.preview)
     told = {"index": progress.index, "job_id": progress.job_id, "step": progress.step, "steps": progress.steps}
     return _event(
-        "image_generation.partial_image",
+        f"{answers.event}.partial_image",
         b64_json=image,
         partial_image_index=number,
         created_at=int(time.time()),
@@ -81,7 +81,7 @@ async def _partial(progress: Progress, number: int, answers: ImageAnswers) -> by
 
 async def _completed(picture: Picture, answers: ImageAnswers) -> bytes:
     return _event(
-        "image_generation.completed",
+        f"{answers.event}.completed",
         **await answers.image(picture) | {"afterimage": origin(picture) | {"ignored": ignored_of(answers.fields)}},
         created_at=int(time.time()),
         size=str(picture.job.request.size),

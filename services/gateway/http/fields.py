@@ -64,10 +64,43 @@ class ImageFields(Fields):
     variation: Literal["auto", "same", "new"] | None = None
 
 
+_FILE = {"type": "string", "format": "binary"}
+
+
+def _with_files(**files: str) -> Any:
+    """Return what adds files, with their descriptions, to the schema of a form's other fields."""
+
+    def add(schema: dict[str, Any]) -> None:
+        schema["properties"] |= {name: {**_FILE, "description": said} for name, said in files.items()}
+
+    return add
+
+
+class EditFields(ImageFields):
+    """`POST /v1/images/edits`, as a form: numbers may be text, and the image is a file."""
+
+    model_config = ConfigDict(
+        strict=False,
+        json_schema_extra=_with_files(
+            image="PNG, JPEG or WebP to start from; also `image[]`.",
+            mask="PNG of the image's size; its transparent pixels are generated anew.",
+        ),
+    )
+
+    strength: float | None = Field(
+        None, description="Share of the steps that run, above 0 up to 1: less keeps more. Default: .8, with a mask 1."
+    )
+    input_fidelity: str | None = Field(None, description="Ignored, as `style` is.")
+
+
 class VideoFields(BaseModel):
     """`POST /v1/videos`, as JSON or as a form. Numbers may be text, as in forms."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        allow_inf_nan=False,
+        json_schema_extra=_with_files(input_reference="PNG, JPEG or WebP: the first frame. In a form alone."),
+    )
 
     prompt: Text
     model: Text | None = None
@@ -87,7 +120,7 @@ class VideoFields(BaseModel):
     variation: Literal["auto", "same", "new"] | None = None
 
 
-IGNORED = ("style", "moderation", "generator_device")
+IGNORED = ("style", "moderation", "generator_device", "input_fidelity")
 """Fields that change nothing here and do no harm."""
 
 
@@ -109,7 +142,7 @@ class Origin(BaseModel):
 
     index: int
     job_id: str
-    source: str = Field(description="noise, latent, image, stitched or exact.")
+    source: str = Field(description="noise, latent, image, stitched, exact or upload.")
     similarity: float = Field(description="Of the request to what the image starts from; 0 from noise.")
     start_step: int
     steps: int

@@ -27,6 +27,8 @@ BODY_S = 30.0
 """Seconds in which a body must arrive."""
 LAST_S = 1.0
 """Seconds for the last event of a stream whose key ended; a client that does not read it is disconnected."""
+_UPLOADS = ("/v1/images/edits", "/v1/videos")
+"""Paths whose forms may have files."""
 _FIELDS_BYTES, _CHAR_BYTES = 2**16, 12
 """Most bytes of all fields but the two prompts; most bytes of a character in JSON (two escaped surrogates)."""
 
@@ -39,6 +41,8 @@ class Rules:
     """Host names besides localhost and IP addresses; None: all."""
     origins: frozenset[str]
     most_bytes: int
+    upload_bytes: int
+    """Bytes of files, beside those of all fields."""
 
     @classmethod
     def of(cls, settings: Settings) -> Rules:
@@ -46,7 +50,11 @@ class Rules:
         # a page that rebinds its name to this machine has no key; without keys, its name gives it away
         every = "*" in hosts or (not hosts and keys_needed(settings, settings.http_listen))
         most_bytes = _FIELDS_BYTES + 2 * _CHAR_BYTES * settings.max_prompt_chars
-        return cls(None if every else hosts, frozenset(settings.http_origins), most_bytes)
+        return cls(None if every else hosts, frozenset(settings.http_origins), most_bytes, settings.max_upload_bytes)
+
+    def most_of(self, path: str) -> int:
+        """Return the bytes of a body at most."""
+        return self.most_bytes + (self.upload_bytes if path in _UPLOADS else 0)
 
     def check(self, headers: Headers, scheme: str) -> None:
         """Raise HttpError for a host that is not ours, and for a page of another origin."""
@@ -132,7 +140,7 @@ class Admission:
             with self._callers.noted(scope):
                 if scope["method"] not in ("GET", "HEAD"):
                     principal(scope)
-                receive = await _bounded(scope, receive, self._rules.most_bytes)
+                receive = await _bounded(scope, receive, self._rules.most_of(scope["path"]))
                 await self._app(scope, receive, sent)
         except (HttpError, AfterimageError) as error:
             if begun is None:

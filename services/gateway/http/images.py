@@ -8,6 +8,8 @@ from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -16,10 +18,11 @@ from services.gateway.http import events
 from services.gateway.http.answers import ImageAnswers
 from services.gateway.http.api import GENERATES, READS, Api, unless_gone
 from services.gateway.http.errors import HttpError
-from services.gateway.http.fields import STREAM, ImageFields, Images
+from services.gateway.http.fields import STREAM, EditFields, ImageFields, Images
+from services.gateway.http.forms import MULTIPART, media_type, read_form
 from services.gateway.http.identity import caller
 from services.gateway.http.pictures import Output, check_output, converted
-from services.gateway.http.requests import image_request
+from services.gateway.http.requests import edit_request, image_request
 from services.gateway.own_jobs import own_job
 from services.gateway.validation import Caller, image_count
 from shared.client.views import images_of
@@ -29,6 +32,12 @@ IdempotencyKey = Annotated[
     str | None,
     Header(alias="Idempotency-Key", description="A retry with the same key gets the first request's images."),
 ]
+_EDIT = {
+    "requestBody": {
+        "required": True,
+        "content": {MULTIPART: {"schema": {"$ref": "#/components/schemas/EditFields"}}},
+    }
+}
 _PICTURE: dict[str, Any] = {"image/png": {}, "image/jpeg": {}, "image/webp": {}}
 
 
@@ -39,15 +48,16 @@ def routes(api: Api) -> APIRouter:
     @router.post("/v1/images/generations", response_model=Images, responses=GENERATES | {200: {"content": STREAM}})
     async def generate(request: Request, fields: ImageFields, idempotency_key: IdempotencyKey = None) -> Response:
         """Generate one image or several: as JSON when all are finished, or as a stream of events."""
-        who, message = caller(request), image_request(fields, api.models)
-        count = image_count(fields.n or 1, api.settings)
-        answers = ImageAnswers.to(request, fields, api)
-        check_output(answers.output)
-        if fields.stream:
-            return await _stream(api, answers, who, message, count)
-        if fields.partial_images:
-            raise InvalidRequestError("partial_images", "needs stream", fields.partial_images)
-        return JSONResponse(await unless_gone(request, _generated(api, answers, who, message, count)))
+        return await _answered(request, api, fields, image_request(fields, api.models))
+
+    @router.post(
+        "/v1/images/edits", response_model=Images, responses=GENERATES | {200: {"content": STREAM}}, openapi_extra=_EDIT
+    )
+    async def edit(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
+        """Generate images that start from an uploaded one, whole or where a mask is transparent."""
+        fields, files = await _edit_fields(request)
+        message = edit_request(fields, files["image"], files.get("mask", b""), api.models)
+        return await _answered(request, api, fields, message)
 
     @router.get(
         "/v1/images/{job_id}/content",
@@ -75,6 +85,30 @@ def routes(api: Api) -> APIRouter:
         return Response(picture, media_type=f"image/{output}", headers=headers)
 
     return router
+
+
+async def _answered(request: Request, api: Api, fields: ImageFields, message: pb.Request) -> Response:
+    who, count = caller(request), image_count(fields.n or 1, api.settings)
+    answers = ImageAnswers.to(request, fields, api)
+    check_output(answers.output)
+    if fields.stream:
+        return await _stream(api, answers, who, message, count)
+    if fields.partial_images:
+        raise InvalidRequestError("partial_images", "needs stream", fields.partial_images)
+    return JSONResponse(await unless_gone(request, _generated(api, answers, who, message, count)))
+
+
+async def _edit_fields(request: Request) -> tuple[EditFields, dict[str, bytes]]:
+    """Read the form. Raises HttpError and RequestValidationError."""
+    if media_type(request) != MULTIPART:
+        raise HttpError(400, f"Content-Type: must be {MULTIPART}", "Content-Type", "content_type")
+    given, files = await read_form(request, ("image", "mask"))
+    if not files.get("image"):
+        raise HttpError(400, "image: must be a PNG, JPEG or WebP file", "image", "missing")
+    try:
+        return EditFields.model_validate(given), files
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from error
 
 
 async def _generated(api: Api, answers: ImageAnswers, who: Caller, message: pb.Request, count: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protos import common_pb2 as pb
 from services.gateway.http.errors import HttpError
-from services.gateway.http.fields import IGNORED, ImageFields, VideoFields
+from services.gateway.http.fields import IGNORED, EditFields, ImageFields, VideoFields
 from services.gateway.validation import Models
 from shared.client.request_fields import RequestFields, request_message
 from shared.domain.errors import InvalidRequestError
@@ -19,14 +19,21 @@ def image_request(fields: ImageFields, models: Models) -> pb.Request:
     return request_message(fields.prompt, **given)
 
 
-def video_request(fields: VideoFields, models: Models) -> pb.Request:
-    """Return the request of a clip. Raises HttpError for an unknown model, and InvalidRequestError."""
+def edit_request(fields: EditFields, image: bytes, mask: bytes, models: Models) -> pb.Request:
+    """Return the request of an image that starts from an upload. Raises as `image_request`."""
+    given = _common(fields)
+    given |= {"quality": _model(fields, models), "image": image, "mask": mask, "strength": fields.strength}
+    return request_message(fields.prompt, **given)
+
+
+def video_request(fields: VideoFields, models: Models, image: bytes | None = None) -> pb.Request:
+    """Return the request of a clip. image: its first frame. Raises HttpError for an unknown model, and InvalidRequestError."""
     if fields.model not in (None, "", "auto") and (models.video is None or fields.model != models.video.name):
         offered = f"must be {models.video.name} or auto" if models.video else "no model of clips is served"
         rule = f"model: {offered} (got {str(fields.model)[:120]!r})"
         raise HttpError(404, rule, "model", "model_not_found", "not_found_error")
     given = _common(fields)
-    given |= {"modality": "video", "seconds": fields.seconds, "frames": fields.num_frames}
+    given |= {"modality": "video", "seconds": fields.seconds, "frames": fields.num_frames, "image": image}
     return request_message(fields.prompt, **given)
 
 
@@ -51,7 +58,7 @@ def _common(fields: ImageFields | VideoFields) -> RequestFields:
 
 def ignored_of(fields: ImageFields) -> list[str]:
     """Return the given fields that change nothing."""
-    return [name for name in IGNORED if getattr(fields, name) is not None]
+    return [name for name in IGNORED if getattr(fields, name, None) is not None]
 
 
 def _size(fields: ImageFields | VideoFields) -> tuple[int | None, int | None]:

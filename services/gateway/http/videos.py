@@ -14,6 +14,7 @@ from services.gateway.http.api import GENERATES, READS, Api, refusals
 from services.gateway.http.clip_files import KINDS, Variant, clip_file
 from services.gateway.http.errors import HttpError
 from services.gateway.http.fields import DeletedVideo, Video, VideoFields, Videos
+from services.gateway.http.forms import MULTIPART, URLENCODED, media_type, read_form
 from services.gateway.http.identity import caller
 from services.gateway.http.requests import video_request
 from services.gateway.http.video_views import video
@@ -24,8 +25,8 @@ from shared.domain.types import Job, JobState, Modality
 
 VideoId = Annotated[str, Path(max_length=64)]
 UPLOADS = ("input_reference", "image_reference", "video")
-"""Fields of OpenAI's API that upload something."""
-_BODIES = ("application/json", "multipart/form-data", "application/x-www-form-urlencoded")
+"""Fields of OpenAI's API that name something else than text; a form may have the first one, as a file."""
+_BODIES = ("application/json", MULTIPART, URLENCODED)
 _SCHEMA = {"$ref": "#/components/schemas/VideoFields"}
 _BODY = {"requestBody": {"required": True, "content": {kind: {"schema": _SCHEMA} for kind in _BODIES}}}
 _FILES: dict[str, Any] = {kind: {} for kind in KINDS.values()}
@@ -40,7 +41,8 @@ def routes(api: Api) -> APIRouter:
         request: Request, idempotency_key: Annotated[str | None, Header(alias="Idempotency-Key")] = None
     ) -> Response:
         """Accept a clip, and return its job without waiting for it."""
-        who, message = caller(request), video_request(await _fields(request), api.models)
+        fields, image = await _fields(request)
+        who, message = caller(request), video_request(fields, api.models, image)
         with api.calls.open(1) as calls:
             await api.calls.accept(calls, message, who, durable=True)
             job = calls[0].job
@@ -97,24 +99,26 @@ async def _own(api: Api, video_id: str, who: Caller) -> Job:
     return job
 
 
-async def _fields(request: Request) -> VideoFields:
-    """Read the fields of a form or of JSON. Raises HttpError for an upload, and RequestValidationError."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+async def _fields(request: Request) -> tuple[VideoFields, bytes | None]:
+    """Read the fields of a form or of JSON, and the first frame. Raises HttpError for another upload, and
+    RequestValidationError."""
+    kind = media_type(request)
     if kind not in _BODIES:
         raise HttpError(400, f"Content-Type: must be one of {', '.join(_BODIES)}", "Content-Type", "content_type")
     given: Any
+    files: dict[str, bytes] = {}
     if kind == "application/json":
         try:
             given = await request.json()
         except (ValueError, RecursionError):
             raise HttpError(400, "the body must be JSON", code="json_invalid") from None
     else:
-        async with request.form(max_files=1) as form:
-            given = dict(form.items())
+        given, files = await read_form(request, UPLOADS[:1])
     for name in UPLOADS if isinstance(given, dict) else ():
         if given.pop(name, None) is not None:
-            raise HttpError(400, f"{name}: files cannot be uploaded", name, "unsupported")
+            said = "must be a file of a form (multipart/form-data)" if name == UPLOADS[0] else "is not supported"
+            raise HttpError(400, f"{name}: {said}", name, "unsupported")
     try:
-        return VideoFields.model_validate(given)
+        return VideoFields.model_validate(given), files.get(UPLOADS[0])
     except ValidationError as error:
         raise RequestValidationError(error.errors()) from error

@@ -61,7 +61,8 @@ async def test_clips_are_listed_and_deleted(sdk: openai.AsyncOpenAI, http: httpx
         ({"json": ["a fox"]}, 400, None),
         ({"content": b"{", "headers": {"content-type": "application/json"}}, 400, None),
         ({"content": b"a fox", "headers": {"content-type": "text/plain"}}, 400, "Content-Type"),
-        ({"data": {"prompt": "a fox"}, "files": {"input_reference": b"png"}}, 400, "input_reference"),
+        ({"data": {"prompt": "a fox"}, "files": {"input_reference": b"png"}}, 400, "image"),
+        ({"json": {"prompt": "a fox", "input_reference": "png"}}, 400, "input_reference"),
         ({"content": b"x", "headers": {"content-type": "multipart/form-data; boundary=y"}}, 400, None),
     ],
 )

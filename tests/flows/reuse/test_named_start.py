@@ -92,7 +92,7 @@ async def test_a_source_that_cannot_be_used_is_named(settings: Settings) -> None
                 await it.client.generate("a wolf", user="ana", from_job=private.job.id, strength=strength)
         with pytest.raises(InvalidRequestError, match="strength: must run at least 1 of 10 steps"):
             await it.client.generate("a wolf", user="ana", steps=10, from_job=private.job.id, strength=0.01)
-        with pytest.raises(InvalidRequestError, match="strength: needs image, from_job or continue_job"):
+        with pytest.raises(InvalidRequestError, match="strength: needs from_job, continue_job or image"):
             await it.client.generate("a wolf", strength=0.5)
 
 
