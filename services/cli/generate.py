@@ -67,7 +67,8 @@ _FROM_IMAGE = (
 _MASK = "PNG file of the size of --from-image: its transparent pixels are generated anew, all others are kept."
 _STRENGTH = (
     "Share of the steps that run after the start of --from or --from-image, above 0 up to 1: less keeps more of it. "
-    "Default: 0.8, with --mask 1. With --continue: after the clip's last frame. Default: 1. A clip moves more with more."
+    "Default: 0.8, with --mask 1. With --continue: after the clip's last frame. Default: 1. A clip "
+    "moves more with more."
 )
 _PREVIEWS = (
     "New or empty folder for previews during the run: step-0010.png, … (animated for a clip). -: show the last preview "

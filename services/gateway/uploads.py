@@ -126,8 +126,9 @@ def _decoded(field: str, data: bytes) -> Any:
                 rule = f"must have at most {MOST_PIXELS} pixels"
                 raise InvalidRequestError(field, rule, f"{opened.width}x{opened.height}")
             # a photo with a second picture for other screens (MPO) counts as its first
-            if getattr(opened, "n_frames", 1) > 1 and opened.format in FORMATS:
-                raise InvalidRequestError(field, "must be one picture, no animation", f"{opened.n_frames} frames")
+            frames = getattr(opened, "n_frames", 1)
+            if frames > 1 and opened.format in FORMATS:
+                raise InvalidRequestError(field, "must be one picture, no animation", f"{frames} frames")
             picture = ImageOps.exif_transpose(opened)
             if not picture.has_transparency_data or field == "mask":
                 return picture.convert("RGBA" if field == "mask" else "RGB")

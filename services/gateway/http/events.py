@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from services.gateway.http.answers import ImageAnswers, failure, origin
-from services.gateway.http.errors import described
+from services.gateway.http.errors import HttpError, described
 from services.gateway.http.requests import ignored_of
 from shared.client.views import Failed, Picture, Progress, event_of
 from shared.domain.errors import AfterimageError
@@ -17,15 +17,17 @@ from shared.domain.errors import AfterimageError
 HEARTBEAT_S = 15.0
 """Seconds of silence after which a stream sends a comment, so that no proxy closes it."""
 EVENTS = "text/event-stream"
+ENDED = "e"
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 class Partials:
     """The previews of one image that a stream sends: as many as asked for, evenly over its steps."""
 
-    def __init__(self, wanted: int) -> None:
+    def __init__(self, wanted: int, sent: int = 0) -> None:
+        """sent: previews that an earlier connection has sent."""
         self._wanted, self._first = wanted, -1
-        self.sent = 0
+        self.sent = sent
 
     def take(self, progress: Progress) -> bool:
         """Return whether to send this preview."""
@@ -40,20 +42,63 @@ class Partials:
         return True
 
 
-async def image_events(responses: AsyncGenerator[Any, None], answers: ImageAnswers) -> AsyncGenerator[bytes, None]:
-    """Yield the events of all images; empty bytes for what OpenAI's stream has no event for."""
+class Received:
+    """What the client of a stream has received of each image. Each event's id says it, so any replica can go on.
+
+    An id has one part per image, joined by dots: the number of its previews, or `e` when it has ended.
+    """
+
+    def __init__(self, images: int, last_event_id: str = "") -> None:
+        """last_event_id: id of the last event of an earlier connection; empty: none. Raises HttpError."""
+        self._parts = last_event_id.split(".") if last_event_id else ["0"] * images
+        if len(self._parts) != images or not all(part in ("0", "1", "2", "3", ENDED) for part in self._parts):
+            rule = f"Last-Event-ID: must be the id of an event of this stream of {images} images"
+            raise HttpError(400, f"{rule} (got {last_event_id[:100]!r})", "Last-Event-ID", "invalid_parameter")
+
+    @property
+    def images(self) -> int:
+        return len(self._parts)
+
+    @property
+    def id(self) -> str:
+        return ".".join(self._parts)
+
+    def previews(self, index: int) -> int:
+        """Return the number of previews received."""
+        return 0 if self.ended(index) else int(self._parts[index])
+
+    def ended(self, index: int) -> bool:
+        return self._parts[index] == ENDED
+
+    def note(self, index: int, part: str) -> str:
+        """Note an event of this image, and return the event's id."""
+        self._parts[index] = part
+        return self.id
+
+
+async def image_events(
+    responses: AsyncGenerator[Any, None], answers: ImageAnswers, received: Received
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of all images that the client has not received; empty bytes for what OpenAI's stream has no
+    event for."""
     partials: dict[int, Partials] = {}
     try:
         async for message in responses:
             match event := event_of(message):
+                case Progress() | Picture() | Failed() if received.ended(event.index):
+                    yield b""
                 case Progress():
-                    known = partials.setdefault(event.index, Partials(answers.fields.partial_images or 0))
+                    wanted, sent = answers.fields.partial_images or 0, received.previews(event.index)
+                    known = partials.setdefault(event.index, Partials(wanted, sent))
                     if known.take(event):
-                        yield await _partial(event, known.sent - 1, answers)
+                        body = await _partial(event, known.sent - 1, answers)
+                        yield _with_id(received.note(event.index, str(known.sent)), body)
                 case Picture():
-                    yield await _completed(event, answers)
+                    body = await _completed(event, answers)
+                    yield _with_id(received.note(event.index, ENDED), body)
                 case Failed():
-                    yield _event(f"{answers.event}.failed", failure=failure(event))
+                    body = _event(f"{answers.event}.failed", failure=failure(event))
+                    yield _with_id(received.note(event.index, ENDED), body)
                 case _:
                     yield b""
     except AfterimageError as error:
@@ -89,6 +134,10 @@ async def _completed(picture: Picture, answers: ImageAnswers) -> bytes:
         output_format=answers.output,
         background="opaque",
     )
+
+
+def _with_id(event_id: str, event: bytes) -> bytes:
+    return f"id: {event_id}\n".encode() + event
 
 
 def _event(kind: str, **data: Any) -> bytes:

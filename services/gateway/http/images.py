@@ -32,6 +32,14 @@ IdempotencyKey = Annotated[
     str | None,
     Header(alias="Idempotency-Key", description="A retry with the same key gets the first request's images."),
 ]
+LastEventId = Annotated[
+    str | None,
+    Header(
+        alias="Last-Event-ID",
+        description="Id of the last event of a broken stream: the new stream, of the same request with the same "
+        "Idempotency-Key, has what follows.",
+    ),
+]
 _EDIT = {
     "requestBody": {
         "required": True,
@@ -46,14 +54,21 @@ def routes(api: Api) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/images/generations", response_model=Images, responses=GENERATES | {200: {"content": STREAM}})
-    async def generate(request: Request, fields: ImageFields, idempotency_key: IdempotencyKey = None) -> Response:
+    async def generate(
+        request: Request,
+        fields: ImageFields,
+        idempotency_key: IdempotencyKey = None,
+        last_event_id: LastEventId = None,
+    ) -> Response:
         """Generate one image or several: as JSON when all are finished, or as a stream of events."""
         return await _answered(request, api, fields, image_request(fields, api.models))
 
     @router.post(
         "/v1/images/edits", response_model=Images, responses=GENERATES | {200: {"content": STREAM}}, openapi_extra=_EDIT
     )
-    async def edit(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
+    async def edit(
+        request: Request, idempotency_key: IdempotencyKey = None, last_event_id: LastEventId = None
+    ) -> Response:
         """Generate images that start from an uploaded one, whole or where a mask is transparent."""
         fields, files = await _edit_fields(request)
         message = edit_request(fields, files["image"], files.get("mask", b""), api.models)
@@ -91,8 +106,12 @@ async def _answered(request: Request, api: Api, fields: ImageFields, message: pb
     who, count = caller(request), image_count(fields.n or 1, api.settings)
     answers = ImageAnswers.to(request, fields, api)
     check_output(answers.output)
+    last = request.headers.get("last-event-id", "")
+    if last and not (fields.stream and who.idempotency_key):
+        rule = "Last-Event-ID: needs stream, and the Idempotency-Key of the stream that it goes on"
+        raise HttpError(400, rule, "Last-Event-ID", "invalid_parameter")
     if fields.stream:
-        return await _stream(api, answers, who, message, count)
+        return await _stream(api, answers, who, message, events.Received(count, last))
     if fields.partial_images:
         raise InvalidRequestError("partial_images", "needs stream", fields.partial_images)
     return JSONResponse(await unless_gone(request, _generated(api, answers, who, message, count)))
@@ -119,11 +138,13 @@ async def _generated(api: Api, answers: ImageAnswers, who: Caller, message: pb.R
     return await answers.whole(images)
 
 
-async def _stream(api: Api, answers: ImageAnswers, who: Caller, message: pb.Request, count: int) -> Response:
+async def _stream(
+    api: Api, answers: ImageAnswers, who: Caller, message: pb.Request, received: events.Received
+) -> Response:
     """Return the stream once the jobs are accepted: until then an error is an ordinary answer."""
-    responses = _responses(api, who, message, count, previews=bool(answers.fields.partial_images))
+    responses = _responses(api, who, message, received.images, previews=bool(answers.fields.partial_images))
     await anext(responses)
-    body = events.with_heartbeats(events.image_events(responses, answers))
+    body = events.with_heartbeats(events.image_events(responses, answers, received))
     return StreamingResponse(body, media_type=events.EVENTS, headers=events.HEADERS)
 
 

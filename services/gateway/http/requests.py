@@ -27,7 +27,8 @@ def edit_request(fields: EditFields, image: bytes, mask: bytes, models: Models) 
 
 
 def video_request(fields: VideoFields, models: Models, image: bytes | None = None) -> pb.Request:
-    """Return the request of a clip. image: its first frame. Raises HttpError for an unknown model, and InvalidRequestError."""
+    """Return the request of a clip. image: its first frame. Raises HttpError for an unknown model, and
+    InvalidRequestError."""
     if fields.model not in (None, "", "auto") and (models.video is None or fields.model != models.video.name):
         offered = f"must be {models.video.name} or auto" if models.video else "no model of clips is served"
         rule = f"model: {offered} (got {str(fields.model)[:120]!r})"

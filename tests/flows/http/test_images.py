@@ -92,3 +92,32 @@ async def test_models_and_probes(sdk: openai.AsyncOpenAI, http: httpx.AsyncClien
         await sdk.images.generate(model="dall-e-3", prompt="a fox")
     for path, status in (("/health", "ok"), ("/ready", "ready")):
         assert (await http.get(path)).json() == {"status": status, "away": []}
+
+
+async def events_of(
+    http: httpx.AsyncClient, body: dict[str, Any], headers: dict[str, str], most: int = 99
+) -> list[tuple[str, str]]:
+    """Return (id, kind) of a stream's first events."""
+    found, event_id = list[tuple[str, str]](), ""
+    async with http.stream("POST", "/v1/images/generations", json=body, headers=headers) as answer:
+        assert answer.status_code == 200
+        async for line in answer.aiter_lines():
+            event_id = line.removeprefix("id: ") if line.startswith("id: ") else event_id
+            if line.startswith("event: "):
+                found.append((event_id, line.removeprefix("event: image_generation.")))
+            if not line and len(found) == most:
+                break
+    return found
+
+
+async def test_a_broken_stream_goes_on_after_its_last_event(http: httpx.AsyncClient, served: House) -> None:
+    body = {"prompt": "a slow fox", "stream": True, "partial_images": 2, "num_inference_steps": 60, "model": "small"}
+    key = {"Idempotency-Key": "broken"}
+    ((last, kind),) = await events_of(http, body, key, most=1)
+    assert (last, kind) == ("1", "partial_image")
+    rest = await events_of(http, body, key | {"Last-Event-ID": last})
+    assert rest[-1] == ("e", "completed")
+    assert rest[:-1] in ([], [("2", "partial_image")]), "the first preview is not sent again"
+    assert await events_of(http, body, key | {"Last-Event-ID": "e"}) == []
+    alone = await http.post("/v1/images/generations", json=body, headers={"Last-Event-ID": last})
+    assert (alone.status_code, alone.json()["error"]["param"]) == (400, "Last-Event-ID")

@@ -86,7 +86,7 @@ async def test_what_goes_with_an_upload(make: Make) -> None:
             ({"image": b"?"}, "image: must be a whole PNG, JPEG or WebP"),
         ):
             with pytest.raises(InvalidRequestError, match=said):
-                await it.client.generate("a fox", **{**OURS, **fields})  # type: ignore[arg-type]
+                await it.client.generate("a fox", **{**OURS, **fields})
 
 
 async def test_a_lost_upload_fails_the_job(settings: Settings) -> None:
