@@ -187,6 +187,11 @@ class Door(grpc.aio.ServerInterceptor):
             actor = f"{who.tenant}/{who.subject}"
             record(self._settings.data_dir, actor=actor, action=f"refused {call[:100]}", outcome=outcome)
 
+    def live(self, key_id: str) -> ApiKey | None:
+        """Return the key with this id; None for one that is unknown, revoked or expired."""
+        key = self._live.get(key_id)
+        return None if key is None or key.expired(time.time()) else key
+
     def _refused(self, error: AfterimageError, call: str) -> None:
         """Count the refusal, and log it unless another one was logged in the last LOG_EVERY_S seconds."""
         METRICS.door_refused.labels(error.code).inc()

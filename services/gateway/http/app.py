@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
@@ -22,12 +22,14 @@ from shared.domain.errors import AfterimageError
 from shared.runtime.own_version import own_version
 
 
-def app_of(api: Api) -> ASGIApp:
-    """Return the application with the checks around it."""
+def app_of(api: Api, *others: APIRouter) -> ASGIApp:
+    """Return the application with the checks around it. others: routes besides those of OpenAI's API."""
     app = FastAPI(title="Afterimage", version=own_version(), docs_url=None, redoc_url=None)
     app.include_router(images.routes(api))
     app.include_router(videos.routes(api))
     app.include_router(listings.routes(api))
+    for router in others:
+        app.include_router(router)
     _answer_errors(app)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
     rules = Rules.of(api.settings)

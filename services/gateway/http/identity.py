@@ -8,6 +8,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Scope
 
+from services.gateway.console.sessions import API, Sessions
 from services.gateway.validation import Caller, caller_of
 from shared.domain.errors import AfterimageError
 from shared.domain.identity import Principal, looks_like_key
@@ -20,8 +21,10 @@ _NOTED = "afterimage.principal"
 class Callers:
     """Notes each request's principal in its scope, before its body is read."""
 
-    def __init__(self, door: Door, settings: Settings) -> None:
+    def __init__(self, door: Door, settings: Settings, sessions: Sessions | None = None) -> None:
+        """sessions: of the console; None: this server has none."""
         self._door, self._key_needed = door, keys_needed(settings, settings.http_listen)
+        self._sessions = sessions
 
     def noted(self, scope: Scope) -> AbstractContextManager[None]:
         """Note the principal, or the error that `principal` raises then: probes and signed URLs need no key.
@@ -32,6 +35,9 @@ class Callers:
         if not self._key_needed:  # OpenAI's clients always send a key, also where there is none to send
             given = [one for one in given if looks_like_key(one)]
         try:
+            if self._sessions is not None and scope["path"].startswith(API):
+                scope[_NOTED] = self._sessions.principal(scope)
+                return
             scope[_NOTED] = self._door.principal(given, CLIENTS, scope["path"], key_needed=self._key_needed)
         except AfterimageError as error:
             scope[_NOTED] = error

@@ -11,6 +11,10 @@ from collections.abc import Iterator
 
 import uvicorn
 
+from services.gateway.console import console, pages
+from services.gateway.console.live import Live
+from services.gateway.console.operations import Operations
+from services.gateway.console.sessions import Sessions
 from services.gateway.http.api import Api
 from services.gateway.http.app import app_of
 from services.gateway.http.identity import Callers
@@ -23,6 +27,7 @@ from shared.runtime.settings import Settings
 from shared.runtime.settings.network import HTTP_LISTEN
 from shared.runtime.telemetry import log
 from shared.service import Context
+from shared.service.door import keys_needed
 from shared.service.tls import https_of
 
 GRACE_S = 2
@@ -37,13 +42,15 @@ class HttpServer:
         assert context.door is not None
         assert context.readiness is not None
         settings = context.settings
-        signer = Signer(secret_of(settings), settings.http_url_lifetime_s)
-        callers = Callers(context.door, settings)
+        secret = secret_of(settings)
+        signer = Signer(secret, settings.http_url_lifetime_s)
+        sessions = Sessions(context.door, secret, key_needed=keys_needed(settings, settings.http_listen))
+        callers = Callers(context.door, settings, sessions)
         jobs = context.backends.catalog.jobs
         api = Api(settings, calls, models, jobs, callers, signer, context.readiness, time.time())
         tls = https_of(settings)
         config = uvicorn.Config(
-            app_of(api),
+            app_of(api, pages.routes(), console.routes(api, sessions, Live(context, calls), Operations(context))),
             http="h11",
             ws="none",
             lifespan="off",

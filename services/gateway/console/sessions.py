@@ -1,0 +1,98 @@
+"""Sessions of the console: a signed cookie in place of a key, and a token against forged requests. ADR 27."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import time
+from base64 import urlsafe_b64encode
+from http.cookies import CookieError, SimpleCookie
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from shared.domain.errors import PermissionDeniedError, UnauthenticatedError
+from shared.domain.identity import ANONYMOUS, ApiKey, Principal, Role, parsed
+from shared.service.door import Door
+
+API = "/console/api/"
+"""Paths whose caller is the session's, never that of an `Authorization` header."""
+LOGIN = f"{API}login"
+COOKIE = "afterimage_session"
+CSRF = "x-csrf-token"
+LIFETIME_S = 12 * 3600
+"""Seconds after which a session ends and the key is asked for again."""
+_TOKEN = re.compile(r"([a-z0-9]{1,32})\.([0-9]{1,12})\.[A-Za-z0-9_-]{43}")
+_NOBODY = Principal("", "", frozenset())
+
+
+class Sessions:
+    """Makes and checks sessions. A session names a key and holds as long as the key, at most LIFETIME_S.
+
+    Replicas with the same secret accept each other's sessions; nothing is stored.
+    """
+
+    def __init__(self, door: Door, secret: bytes, *, key_needed: bool) -> None:
+        self._door, self._key_needed = door, key_needed
+        self._secret = hmac.digest(secret, b"console", "sha256")
+
+    def begin(self, text: str) -> str:
+        """Return the cookie of a new session. text: of a key. Raises UnauthenticatedError for no live key."""
+        self._door.principal([f"Bearer {text.strip()}"], frozenset(Role), LOGIN, key_needed=True)
+        found = parsed(text.strip())
+        key = self._door.live(found[0]) if found else None
+        if key is None:
+            raise UnauthenticatedError("key: this key is unknown, expired or revoked")
+        expires = int(time.time()) + LIFETIME_S
+        return f"{key.id}.{expires}.{self._signature(key, expires)}"
+
+    def csrf(self, cookie: str) -> str:
+        """Return the token that requests of this session send beside the cookie, if they change anything."""
+        return self._sign(f"csrf\n{cookie}")
+
+    def principal(self, scope: Scope) -> Principal:
+        """Return who sends a request of the console. Raises UnauthenticatedError, and PermissionDeniedError for a
+        change without its token."""
+        if scope["path"] == LOGIN:
+            return _NOBODY
+        cookie, headers = cookie_of(scope), Headers(scope=scope)
+        key = self._key(cookie)
+        if scope["method"] not in ("GET", "HEAD") and not hmac.compare_digest(
+            headers.get(CSRF, "").encode(), self.csrf(cookie if key else "").encode()
+        ):
+            raise PermissionDeniedError(f"{CSRF}: must be the token of this session; load the page again")
+        if key is not None:
+            return key.principal
+        if self._key_needed:
+            raise UnauthenticatedError("the console needs a session: sign in with a key of `afterimage keys create`")
+        return ANONYMOUS
+
+    def holds(self, scope: Scope) -> bool:
+        """Return whether the request has the session of a live key."""
+        return self._key(cookie_of(scope)) is not None
+
+    def _key(self, cookie: str) -> ApiKey | None:
+        found = _TOKEN.fullmatch(cookie)
+        key = self._door.live(found[1]) if found else None
+        if found is None or key is None or time.time() >= int(found[2]):
+            return None
+        same = hmac.compare_digest(cookie.rpartition(".")[2], self._signature(key, int(found[2])))
+        return key if same else None
+
+    def _signature(self, key: ApiKey, expires: int) -> str:
+        # with the digest, the secret alone makes no session: who has it lacks the catalog
+        return self._sign(f"session\n{key.id}\n{expires}\n{key.digest}")
+
+    def _sign(self, text: str) -> str:
+        return urlsafe_b64encode(hmac.digest(self._secret, text.encode(), "sha256")).decode().rstrip("=")
+
+
+def cookie_of(scope: Scope) -> str:
+    """Return the session's cookie; empty without one."""
+    jar: SimpleCookie = SimpleCookie()
+    try:
+        for header in Headers(scope=scope).getlist("cookie"):
+            jar.load(header)
+    except CookieError:
+        return ""
+    return jar[COOKIE].value if COOKIE in jar else ""
