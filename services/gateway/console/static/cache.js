@@ -20,7 +20,7 @@ export function show(main) {
       stat("entries", stats.entries), stat("latents", states, `${bytes(stats.bytes)}, ${share}`), stat("images", pictures, bytes(stats.picture_bytes)),
       stat("hits", starts.jobs ? percent(hits / starts.jobs) : "–", `of the last ${plural(starts.jobs, "job")}`), stat("steps saved", starts.steps ? percent(starts.steps_saved / starts.steps) : "–", `${starts.steps_saved} of ${starts.steps}`),
       stat("evicted", stats.evicted, `${stats.holes} left holes; policy ${stats.policy}`)),
-    h("div", { class: "cols" },
+    h("div", { class: "masonry" },
       panel("Latents by K: stored and used", steps.length ? h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "Latents by K" }, h("table", {}, h("thead", {}, h("tr", {}, ["K", "latents", "", "uses", "", "bytes"].map((one) => h("th", { scope: "col" }, one || h("span", { "aria-hidden": "true" }))))),
         h("tbody", {}, steps.map((k) => h("tr", {}, h("td", {}, k), h("td", {}, stats.states_by_step[k]), h("td", { class: "meter" }, h("div", { class: "bar", vars: { "--c": "var(--latent)" } }, h("i", { vars: { transform: `scaleX(${stats.states_by_step[k] / most})` } }))),
           h("td", {}, stats.uses_by_step[k] || 0), h("td", { class: "meter" }, h("div", { class: "bar", vars: { "--c": "var(--exact)" } }, h("i", { vars: { transform: `scaleX(${(stats.uses_by_step[k] || 0) / used})` } }))), h("td", {}, bytes(entries.bytes.step[k] || 0))))))) : h("p", { class: "muted" }, "No latent is stored.")),

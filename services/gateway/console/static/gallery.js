@@ -18,19 +18,20 @@ export function show(main) {
   const told = h("span", { class: "muted small", role: "status" });
   const failed = h("p", { class: "error", role: "alert", hidden: true });
   const spacer = h("div"), cells = h("div", { role: "group", "aria-label": "Images" });
-  const view = h("div", { class: "window", onscroll: schedule, onkeydown: keys }, spacer, cells);
+  const view = h("div", { class: "window", onscroll: schedule, onkeydown: keys, onfocusin: (event) => { focused = Number(event.target.dataset.at ?? focused); } }, spacer, cells);
   const nothing = h("div");
   main.querySelector(".head").append(told);
   main.append(h("div", { class: "filters" }, search, state, from, kind, both), failed, nothing, view);
   const resized = new ResizeObserver(schedule);
   resized.observe(view);
 
-  function matches(job) {
+  function matches(job, words) {
     return (!state.value || job.state === state.value) && (!from.value || job.source === from.value) && (!kind.value || job.kind === kind.value)
-      && search.value.trim().toLowerCase().split(/\s+/).every((word) => job.found.includes(word));
+      && words.every((word) => job.found.includes(word));
   }
   function filter() {
-    found = jobs.all().filter(matches);
+    const words = search.value.trim().toLowerCase().split(/\s+/);
+    found = jobs.all().filter((job) => matches(job, words));
     const steps = found.reduce((sum, job) => sum + (job.state === "succeeded" ? job.steps : 0), 0), saved = found.reduce((sum, job) => sum + job.steps_saved, 0);
     put(told, `${plural(found.length, "job")}${jobs.complete ? "" : " so far"}${steps ? `, ${percent(saved / steps)} of their steps saved` : ""}`);
     const none = jobs.complete && !found.length;
@@ -51,18 +52,19 @@ export function show(main) {
     const first = Math.max(Math.floor(view.scrollTop / high) - SPARE, 0) * columns;
     const last = Math.min((Math.ceil((view.scrollTop + view.clientHeight) / high) + SPARE) * columns, found.length);
     focused = Math.min(focused, Math.max(found.length - 1, 0));
-    const keep = new Set();
+    const keys = found.slice(first, last).map((job) => `${job.id} ${job.state}`), keep = new Set(keys);
+    for (const [key, cell] of drawn) if (!keep.has(key)) { cell.remove(); drawn.delete(key); }
+    let next = cells.firstChild; // cells stay in reading order, and those that stay are not moved: moving loses focus
     for (let at = first; at < last; at += 1) {
-      const job = found[at], key = `${job.id} ${job.state}`;
-      keep.add(key);
+      const key = keys[at - first];
       let cell = drawn.get(key);
-      if (!cell) { cell = make(job); drawn.set(key, cell); cells.append(cell); }
+      if (!cell) { cell = make(found[at]); drawn.set(key, cell); }
+      if (cell === next) next = next.nextSibling; else cells.insertBefore(cell, next);
       cell.style.width = `${size}px`; cell.style.height = `${high}px`;
       cell.style.transform = `translate(${(at % columns) * size}px, ${Math.floor(at / columns) * high}px)`;
       cell.dataset.at = at;
       cell.tabIndex = at === focused || (at === first && (focused < first || focused >= last)) ? 0 : -1;
     }
-    for (const [key, cell] of drawn) if (!keep.has(key)) { cell.remove(); drawn.delete(key); }
     if (!jobs.complete && (last >= found.length - 4 * columns || search.value)) more();
   }
   function make(job) {

@@ -154,7 +154,7 @@ function render(body, job) {
 
 const candidates = (job) => h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "Entries considered" }, h("table", {},
   h("thead", {}, h("tr", {}, ["", "prompt", "similarity", "K", "why not"].map((one) => h("th", { scope: "col" }, one || h("span", { "aria-label": "chosen" }))))),
-  h("tbody", {}, job.candidates.slice(0, 12).map((one) => h("tr", {}, h("td", {}, one.chosen ? "✓" : ""), h("td", { class: "p", title: one.prompt }, one.prompt || "another caller’s"), h("td", {}, one.similarity.toFixed(3)), h("td", {}, `${one.start_step} of ${one.steps || job.steps}`), h("td", {}, one.chosen ? "" : one.reason))))));
+  h("tbody", {}, job.candidates.slice(0, 12).map((one) => h("tr", {}, h("td", {}, one.chosen ? "✓" : ""), h("td", { class: "p", title: one.prompt }, one.prompt || "another caller’s"), h("td", {}, one.similarity.toFixed(3)), h("td", {}, `${one.start_step} of ${one.steps || job.steps}`), h("td", { class: "wrap" }, one.chosen ? "" : one.reason))))));
 
 const parents = (job) => (job.from_job ? [job.from_job] : job.sources);
 

@@ -36,8 +36,8 @@ function frame() {
   app.className = "signed";
   put(app, h("nav", { "aria-label": "Views" },
     h("div", { class: "brand" }, h("img", { src: "icon.svg", alt: "" }), "Afterimage"),
-    allowed().map((name) => h("a", { href: `#${name}`, "data-view": name },
-      svg("svg", { viewBox: "0 0 24 24", "aria-hidden": "true" }, svg("path", { d: VIEWS[name].icon })), VIEWS[name].name)),
+    h("div", { class: "links" }, allowed().map((name) => h("a", { href: `#${name}`, "data-view": name },
+      svg("svg", { viewBox: "0 0 24 24", "aria-hidden": "true" }, svg("path", { d: VIEWS[name].icon })), VIEWS[name].name))),
     h("div", { class: "foot" }, picker, h("span", {}, who), h("span", {}, `version ${session.data.version}`),
       session.data.anonymous ? h("button", { onclick: login }, "Sign in with a key") : h("button", { onclick: logout }, "Sign out"))),
   h("div", {}, h("div", { class: "bannerplace" }, banner), main));
@@ -104,7 +104,7 @@ on("disconnected", () => { if (banner) banner.hidden = false; });
 on("connected", ({ again }) => { if (banner) banner.hidden = true; if (again && allowed().includes("jobs")) jobs.refresh().catch(() => null); });
 on("reload", () => setTimeout(() => jobs.refresh().catch(() => null), 1000));
 on("ended", () => { if (session.data?.signed_in) { session.data = null; start(); } });
-addEventListener("keydown", (event) => { // g then a letter, as elsewhere
+addEventListener("keydown", (event) => {
   if (event.target.matches("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "/" && shown === "gallery") { event.preventDefault(); document.getElementById("search")?.focus(); }
 });

@@ -22,7 +22,7 @@ export async function ask(path, method = "GET", body = undefined) {
   }
   const said = await answer.json().catch(() => null);
   if (!answer.ok) {
-    if (answer.status === 401) dispatch("ended", {});
+    if (answer.status === 401 && path !== "login") dispatch("ended", {});
     throw new Refused(answer.status, said);
   }
   return said;

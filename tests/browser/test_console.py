@@ -1,0 +1,133 @@
+"""One story per view of the console, in a real browser."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.flows.house import House
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+HOSTILE = "<img src=x onerror=alert(1)> a red fox"
+
+
+async def to(page: Any, view: str) -> None:
+    await page.evaluate(f"location.hash = {view!r}")
+
+
+async def test_generate_shows_steps_and_why_and_cancels(page: Any) -> None:
+    await page.fill("textarea", HOSTILE)
+    await page.fill("[name=num_inference_steps]", "10")
+    await page.fill("[name=seed]", "18446744073709551615")
+    await page.get_by_role("button", name="Generate").click()
+    card = page.locator("article").first
+    await card.get_by_text("Details").wait_for()
+    assert HOSTILE in await card.inner_text()
+    assert "Started from noise: all 10 steps ran." in await card.inner_text()
+    assert await card.locator("svg.axis").get_attribute("aria-label") == "Step axis: starts after step 0 of 10, 10 run"
+    await page.get_by_role("button", name="Generate").click()  # the same seed: the stored image is the answer
+    await page.locator("article").nth(1).wait_for()
+    await page.locator("article", has_text="exact").or_(page.locator("article", has_text="same request")).wait_for()
+    await page.fill("[name=num_inference_steps]", "500")
+    await page.fill("[name=seed]", "")
+    await page.get_by_role("button", name="Generate").click()
+    running = page.locator("article").first
+    await running.get_by_text(re.compile(r"step \d+ of 500")).wait_for()
+    await running.get_by_role("button", name="Cancel").click()
+    await running.get_by_text(re.compile("Cancelled")).wait_for()
+    await page.fill("[name=width]", "8")
+    await page.evaluate("document.querySelector('form').noValidate = true")
+    await page.fill("[name=height]", "63")
+    await page.get_by_role("button", name="Generate").click()
+    assert "size" in await page.get_by_role("alert").inner_text()
+
+
+async def test_gallery_keeps_few_cells_of_many_jobs(page: Any, served: House) -> None:
+    made = [await served.client.generate(f"a fox number {one}", steps=5, seed=one) for one in range(3)]
+    rows = """async (id) => {
+      const { jobs } = await import('/console/server.js');
+      const one = jobs.get(id);
+      for (let n = 0; n < 10000; n += 1) jobs.merge(
+        { ...one, id: `0${String(n).padStart(25, '0')}`, prompt: `row ${n}` });
+    }"""
+    await to(page, "gallery")
+    await page.locator(f".cell[data-id='{made[2].job.id}']").wait_for()
+    await page.evaluate(rows, made[0].job.id)
+    await page.fill("#search", "fox number")
+    await page.locator(".cell").nth(2).wait_for()
+    assert await page.locator(".cell").count() == 3
+    await page.locator(".cell").first.focus()
+    for pressed in ("c", "ArrowRight", "c"):
+        await page.keyboard.press(pressed)
+    await page.get_by_role("button", name="Compare two").click()
+    slider = page.get_by_role("slider", name="Share of the first image")
+    await slider.press("ArrowRight")
+    assert await page.locator(".compare").evaluate("one => one.style.getPropertyValue('--at')") == "51%"
+    await page.keyboard.press("Escape")
+    await page.fill("#search", "")
+    await page.locator(".window").evaluate("one => { one.scrollTop = one.scrollHeight / 2; }")
+    await page.locator(".cell", has_text=re.compile(r"row \d+")).first.wait_for()
+    assert await page.locator(".cell").count() < 120
+    await page.fill("#search", "fox number 1")
+    await page.locator(".cell").first.press("Enter")
+    dialog = page.get_by_role("dialog")
+    await dialog.get_by_text("A root").wait_for()
+    assert "denoise" in await dialog.inner_text()
+
+
+async def test_jobs_cache_and_fleet_show_what_is_there(page: Any, served: House) -> None:
+    await served.client.generate("a fox for the lists", steps=5, seed=5)
+    await to(page, "jobs")
+    await page.get_by_role("button", name="a fox for the lists").first.wait_for()
+    assert "Nothing waits or runs." in await page.locator("main").inner_text()
+    await to(page, "cache")
+    await page.get_by_text("steps saved", exact=True).wait_for()
+    assert "from noise" in await page.locator("main").inner_text()
+    await to(page, "fleet")
+    await page.get_by_text("Workers now").wait_for()
+    assert "noop" in await page.locator("main").inner_text()
+
+
+async def test_a_key_signs_in_and_sees_its_views(page: Any, key: str) -> None:
+    await page.get_by_role("button", name="Sign in with a key").click()
+    await page.fill("[name=key]", "aik_wrong")
+    await page.get_by_role("button", name="Sign in").click()
+    await page.get_by_role("alert").filter(has_text="key").wait_for()
+    await page.fill("[name=key]", key)
+    await page.keyboard.press("Enter")
+    await page.get_by_text("alice of acme").wait_for()
+    assert await page.locator("nav a").all_inner_texts() == ["Generate", "Gallery", "Jobs"]
+    await to(page, "gallery")
+    await page.get_by_text("No jobs yet.").wait_for()
+    assert await page.evaluate("document.cookie") == ""
+    await page.get_by_role("button", name="Sign out").click()
+    await page.get_by_text("no key needed here").wait_for()
+
+
+async def test_a_lost_connection_is_shown_and_mended(page: Any) -> None:
+    await page.context.set_offline(True)
+    await page.route("**/console/api/events", lambda route: route.abort())
+    await page.evaluate("import('/console/server.js').then(({ connect }) => connect())")
+    await page.get_by_text("Connection lost").wait_for()
+    await page.context.set_offline(False)
+    await page.unroute("**/console/api/events")
+    await page.get_by_text("Connection lost").wait_for(state="hidden")
+
+
+READABLE = Path(__file__).with_name("readable.js").read_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_views_are_readable_at_each_width(page: Any, scheme: str) -> None:
+    await page.emulate_media(color_scheme=scheme)
+    for width in (1280, 360):
+        await page.set_viewport_size({"width": width, "height": 780})
+        for view in ("generate", "gallery", "jobs", "cache", "fleet"):
+            await to(page, view)
+            await page.locator(f"nav a[data-view={view}][aria-current=page]").wait_for()
+            await page.locator("main", has_text=re.compile("Loading|Waiting for")).wait_for(state="hidden")
+            assert await page.evaluate(READABLE) == [], (view, width)
