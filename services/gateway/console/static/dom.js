@@ -33,7 +33,7 @@ export function bytes(value) {
   return `${power ? (n / 1024 ** power).toFixed(1) : n} ${units[power]}`;
 }
 
-export const percent = (share) => `${(100 * (share || 0)).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
+export const percent = (share) => `${(100 * (share || 0)).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
 export const plural = (count, noun) => `${count} ${count === 1 ? noun : noun.endsWith("y") ? `${noun.slice(0, -1)}ies` : `${noun}s`}`;
 
 export function when(time) {

@@ -70,7 +70,7 @@ export function show(main) {
   function make(job) {
     const cell = h("button", { class: "cell", "aria-pressed": picked.includes(job.id) ? "true" : "false", title: job.prompt,
       onclick: (event) => { focused = Number(cell.dataset.at); event.shiftKey || event.ctrlKey || event.metaKey ? pick(job.id) : (location.hash = `gallery/${job.id}`); } },
-      picture(job, { thumb: true }), h("b", {}, job.prompt), source(job.source, job.steps_saved ? `, ${job.steps_saved} of ${job.steps} saved` : ""));
+      picture(job, { thumb: true }), h("b", {}, job.prompt), job.steps_saved ? h("span", { class: `source s-${job.source}` }, `${job.source}: ${job.steps_saved} of ${job.steps} saved`) : source(job.source));
     cell.dataset.id = job.id;
     cell.querySelector(".frame").style.aspectRatio = "1";
     return cell;

@@ -128,10 +128,10 @@ function card(id) {
     put(node, h("p", { class: "prompt" }, job.prompt),
       from ? h("div", { class: "pair" }, h("figure", {}, view, h("figcaption", {}, done ? "result" : job.state)), h("div", { class: "stack" }, from)) : view,
       bar, why(job),
-      job.ended_at ? h("div", { class: "row" }, h("span", { class: "muted small grow" }, `${job.model}, ${seconds(job.seconds)}`),
+      job.ended_at ? h("div", { class: "row" }, h("span", { class: "muted small told" }, `${job.model}, ${seconds(job.seconds)}`),
         done && job.kind === "image" ? h("button", { onclick: () => again(job, { n: 4 }) }, "Variations") : null,
         done && job.kind === "image" ? h("button", { onclick: () => again(job, { from_job: job.id }) }, "Start from this") : null,
-        done && jobs.get(job.sources[0]) ? h("button", { onclick: () => compare(jobs.get(job.sources[0]), job) }, "Compare") : null,
+        done && job.sources[0] ? h("button", { onclick: (event) => ask(`jobs/${job.sources[0]}`).then((one) => compare(one, job), () => { event.target.disabled = true; }) }, "Compare") : null,
         h("a", { class: "button", href: `#generate/${job.id}` }, "Details"))
         : h("div", { class: "row" }, told, h("button", { onclick: (event) => { event.target.disabled = true; ask(`jobs/${id}`, "DELETE").then((one) => { jobs.merge(one); draw(); }, () => { event.target.disabled = false; }); } }, "Cancel")));
     tick();

@@ -171,7 +171,7 @@ async function lineage(job, place) {
   await jobs.until(job.id).catch(() => null);
   const down = jobs.all().filter((one) => parents(one).includes(job.id));
   const node = (one, here) => one ? h("button", { class: "kin", "aria-current": here ? "true" : null, title: one.prompt, onclick: () => { location.hash = `${location.hash.slice(1).split("/")[0]}/${one.id}`; } },
-    picture(one, { thumb: true }), source(one.source, one.start_step ? ` ${one.start_step}/${one.steps}` : "")) : h("span", { class: "muted small" }, "expired, or another caller’s");
+    picture(one, { thumb: true }), one.start_step ? h("span", { class: `source s-${one.source}` }, `${one.start_step} of ${one.steps}`) : source(one.source)) : h("span", { class: "muted small" }, "expired, or another caller’s");
   if (!up.length && !down.length) return put(place, h("span", { class: "muted" }, "A root: it started from noise, and nothing of yours has started from it."));
   const arrow = () => h("span", { class: "arrow", "aria-hidden": "true" }, "→");
   put(place, up.map((one) => [node(one), arrow()]), node(job, true), down.length ? [arrow(), h("div", { class: "kids" }, down.slice(0, 24).map((one) => node(one)))] : null, down.length > 24 ? h("span", { class: "muted small" }, `and ${down.length - 24} more`) : null);
