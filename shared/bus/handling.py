@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 
 from shared.bus import Handler
 from shared.domain.messages import KINDS, decode
-from shared.runtime.telemetry import log
+from shared.runtime.telemetry import METRICS, log
 
 RETRY_AFTER_S = (0.05, 0.2, 0.8)
 """Delays before the retries of a failed handler, in seconds; after the last, the event is dropped."""
@@ -55,12 +56,19 @@ def _first_line(error: Exception) -> str:
 async def hand_over(tell: Callable[[], Awaitable[None]], kind: str, queue: str) -> None:
     """Call `tell` until it succeeds, with limited retries; `kind` and `queue` are for the log."""
     for wait_s in (*RETRY_AFTER_S, None):
+        start = time.monotonic()
         try:
             await tell()
+            _observe(kind, "handled", start)
             return
         except Exception as error:
+            _observe(kind, "failed" if wait_s else "dropped", start)
             if wait_s is None:
                 _log.error("event_dropped", kind=kind, queue=queue, error=repr(error), exc_info=error)
                 return
             _log.warning("event_retried", kind=kind, queue=queue, error=repr(error), again_in_s=wait_s)
             await asyncio.sleep(wait_s)
+
+
+def _observe(kind: str, outcome: str, start: float) -> None:
+    METRICS.event_seconds.labels(kind, outcome).observe(time.monotonic() - start)

@@ -261,6 +261,13 @@ class Metrics:
         self.rpc_seconds = histogram(
             "rpc_seconds", "Seconds in a gRPC handler, those between services included.", _LATENCY_S, "method", "code"
         )
+        self.event_seconds = histogram(
+            "event_seconds",
+            "Seconds in the handler of an event of the bus, by kind and outcome: handled, failed (the handler is tried "
+            "again) or dropped (the last try failed). Dropped events cost hits or figures, never jobs.",
+            _LATENCY_S,
+            "kind", "outcome",
+        )  # fmt: skip
 
 
 METRICS = Metrics()

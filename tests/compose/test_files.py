@@ -59,8 +59,10 @@ def test_an_end_waits_longer_than_a_drain() -> None:
 def test_public_images_are_pinned_to_one_release() -> None:
     """Not to a series, whose tag moves."""
     releases = {"postgres": r"17\.\d+", "rabbitmq": r"4\.\d+\.\d+-management", "minio": r"RELEASE\.[\dTZ-]+",
-                "weaviate": r"\d+\.\d+\.\d+"}  # fmt: skip
-    images = {name: service["image"] for name, service in _file("backends.yaml")["services"].items()}
+                "weaviate": r"\d+\.\d+\.\d+", "prometheus": r"v\d+\.\d+\.\d+", "grafana": r"\d+\.\d+\.\d+",
+                "jaeger": r"\d+\.\d+\.\d+"}  # fmt: skip
+    public = ("backends.yaml", "observability.yaml")
+    images = {name: one["image"] for file in public for name, one in _file(file)["services"].items()}
     assert images.keys() == releases.keys()
     for name, image in images.items():
         assert re.fullmatch(rf"(\S+/)?{name}:{releases[name]}", image), image
@@ -130,6 +132,16 @@ def test_settings_decide_who_may_call_and_the_default_is_the_try_out_stack() -> 
         assert told["AFTERIMAGE_ALLOW_ANONYMOUS"] == "${ALLOW_ANONYMOUS:-always}"
         assert told["AFTERIMAGE_TLS_PROXY"] == "${TLS_PROXY:-false}"
     assert _file("tls.yaml")["services"]["gateway"]["environment"]["AFTERIMAGE_ALLOW_ANONYMOUS"] == "never"
+
+
+def test_no_page_for_operators_is_reachable_from_another_machine() -> None:
+    for name, service in _file("observability.yaml")["services"].items():
+        (port,) = service["ports"]
+        assert port.startswith("127.0.0.1:"), name
+        mounted = {one["source"] for one in service.get("configs", ())}
+        assert mounted <= set(_file("observability.yaml")["configs"])
+    for config in _file("observability.yaml")["configs"].values():
+        assert "content" in config or (ROOT / "compose" / config["file"]).is_file()
 
 
 def test_every_requirement_is_in_one_set() -> None:
