@@ -157,6 +157,10 @@ async def running(
         doors = [context.door] if context.door else []
         servers.append(_server(public, settings, health_servicer, needs, doors))
         port = _bind(servers[-1], settings.listen, "listen", credentials)
+        if settings.health_listen:
+            servers.append(rpc.server(rpc.OPTIONS))
+            health_pb2_grpc.add_HealthServicer_to_server(health_servicer, servers[-1])
+            _bind(servers[-1], settings.health_listen, "health_listen")
         with _uncollected():
             for service in reversed(services):  # the gateway is named first and opens last
                 await service.start(context)

@@ -16,6 +16,7 @@ import grpc
 import httpx
 import pytest
 import uvicorn
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -275,6 +276,26 @@ async def test_the_file_of_the_first_key_is_made_private_again(settings: Setting
         await asyncio.to_thread(path.chmod, 0o644)
     async with running([Nothing()], changed):
         assert (await asyncio.to_thread(path.stat)).st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+async def test_a_probe_needs_no_certificate_and_finds_nothing_but_health(settings: Settings, tmp_path: Path) -> None:
+    certificate, key = _certificate(tmp_path, "used")
+    changes = {
+        "allow_anonymous": "never", "tls_certificate": str(certificate), "tls_key": str(key),
+        "health_listen": f"unix:{tmp_path}/health.sock",
+    }  # fmt: skip
+    async with (
+        running([Nothing()], settings.model_copy(update=changes)),
+        grpc.aio.insecure_channel(str(changes["health_listen"])) as channel,
+    ):
+        health = health_pb2_grpc.HealthStub(channel)
+        found = await health.Check(health_pb2.HealthCheckRequest(), timeout=5.0)
+        assert found.status == health_pb2.HealthCheckResponse.SERVING
+        for method in ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "/any.Service/Method"):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await channel.unary_unary(method)(b"", timeout=5.0)
+            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")

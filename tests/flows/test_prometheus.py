@@ -55,7 +55,7 @@ TROUBLE = (r'status!="succeeded"', r'outcome!="handled"', r'code!~"OK', r'source
 
 def _declared() -> dict[str, tuple[str, ...]]:
     """Name of each sample → labels of its metric."""
-    found = {}
+    found: dict[str, tuple[str, ...]] = {}
     for metric in vars(METRICS).values():
         name, labels = metric._name, metric._labelnames
         endings = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}[metric._type]

@@ -20,6 +20,11 @@ class Network(Section):
         description="Public gRPC address host:port, of the gateway or of a service that runs alone. Port 0 takes any "
         "free port.",
     )
+    health_listen: str = Field(
+        "",
+        description="Address host:port of the gRPC health service alone, without TLS and keys, for probes that have "
+        "neither, such as Kubernetes'. Empty: none; `listen` has the health service in any case.",
+    )
     http_listen: str = Field(
         HTTP_LISTEN,
         description="Address host:port of the gateway's HTTP API. Port 0 takes any free port. Empty: no HTTP. Where "
