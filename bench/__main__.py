@@ -27,6 +27,7 @@ COMMANDS: dict[str, list[str]] = {
     "slo_latency": ["bench.virtual_time.slo_latency"],
     "paper_rates": ["bench.virtual_time.paper_rates"],
     "monitor_ramp": ["bench.virtual_time.monitor_ramp"],
+    "scaling": ["bench.virtual_time.scaling"],
     "step_seconds": ["bench.step_seconds"],
     "layouts": ["bench.layouts"],
     "layouts_steps": ["bench.layouts", "--steps", "50"],
