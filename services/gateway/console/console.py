@@ -152,7 +152,7 @@ def routes(api: Api, sessions: Sessions, live: Live, operations: Operations) -> 
     @router.get("/jobs/{job_id}")
     async def one(request: Request, job_id: JobId) -> Response:
         """Return everything about one job."""
-        job = await own_job(api.jobs, job_id, user(request))
+        job = await own_job(api.jobs, job_id, user(request), api.settings.data_dir)
         shown = detail(job, picture_of(api.calls.answers.job(job), b"").timings)
         if job.state is JobState.QUEUED:
             shown["position"] = await api.jobs.position(job.id)
@@ -161,13 +161,13 @@ def routes(api: Api, sessions: Sessions, live: Live, operations: Operations) -> 
     @router.delete("/jobs/{job_id}")
     async def cancel(request: Request, job_id: JobId) -> Response:
         """Cancel a job, and return it; one that had ended stays as it is."""
-        job = await own_job(api.jobs, job_id, user(request))
+        job = await own_job(api.jobs, job_id, user(request), api.settings.data_dir, "cancel job")
         return JSONResponse(summary(await api.calls.cancel(job.id)), headers=_NO_STORE)
 
     @router.get("/jobs/{job_id}/image")
     async def image(request: Request, job_id: JobId, size: Literal["full", "thumb"] = "full") -> Response:
         """Return the image of a finished job; a clip is an animated PNG."""
-        job = await own_job(api.jobs, job_id, user(request))
+        job = await own_job(api.jobs, job_id, user(request), api.settings.data_dir)
         content, kind = await api.calls.answers.picture(job), "png"
         if size == "thumb" and find_spec("PIL") is not None:
             content, kind = await asyncio.to_thread(_thumb, content), "webp"

@@ -37,7 +37,7 @@ class Callers:
         try:
             if self._sessions is not None and scope["path"].startswith(API):
                 scope[_NOTED] = self._sessions.principal(scope)
-                return
+                return nullcontext()
             scope[_NOTED] = self._door.principal(given, CLIENTS, scope["path"], key_needed=self._key_needed)
         except AfterimageError as error:
             scope[_NOTED] = error
