@@ -118,7 +118,7 @@ class Autoscaler:
 
 @dataclass
 class Outcome:
-    """What one fleet did in the day."""
+    """One fleet's figures of the day."""
 
     offered: int = 0
     served: int = 0

@@ -12,12 +12,12 @@ from shared.domain.types import CompatKey, Entry, Job, JobState, Plan, PlanSourc
 def exact_key(request: Request, compat: CompatKey, sampler: str = "") -> str:
     """Return 32 hex digits over everything in a request that changes its image.
 
-    These are prompt, negative prompt, size, frames, seed, guidance, steps (T, or that the plan chooses T), savings,
-    fresh noise, and a job or an image chosen by the client, with its strength. Of the model asked for (the large one
-    for `auto`) they are weights, sampler and dtype. `repeat_weights` returns the models whose image may answer. Cache
-    settings are left out: an image that started from another one answers a repeat too. A request whose seed the
-    gateway chose has a key too, because a later request may name that seed. Such a request itself is never looked up by
-    its key.
+    These are prompt, negative prompt, size, frames, seed, guidance, steps (T, or that the plan chooses T), savings and
+    fresh noise. A job or an image chosen by the client counts too, with its strength. Of the model asked for (the
+    large one for `auto`) they are weights, sampler and dtype. `repeat_weights` returns the models whose image may
+    answer. Cache settings are left out: an image that started from another one answers a repeat too. A request whose
+    seed the gateway chose has a key too, because a later request may name that seed. Such a request itself is never
+    looked up by its key.
 
     `sampler` is the id of the sampler. It is part of the key if it differs from the noise process in `compat`, which
     samplers may share.

@@ -38,7 +38,7 @@ def record(data_dir: Path, *, actor: str, action: str, target: str = "", outcome
 
 @dataclass
 class Outcome:
-    """What the line of a block says; without an error it is what the block has put here."""
+    """The outcome in the line of a block that ends without an error."""
 
     said: str = "done"
 

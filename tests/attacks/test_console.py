@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
-from services.gateway.console.pages import static_files
+from services.gateway.console.pages import FOLDER
 from services.gateway.console.sessions import COOKIE
 from shared.domain.identity import Role
+from shared.runtime import audit
 from tests.attacks.conftest import Guarded
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -62,9 +64,10 @@ async def test_a_stranger_gets_the_pages_and_no_data(guarded: Guarded) -> None:
         foreign = {"origin": "http://evil.example"}
         login = await client.post("/console/api/login", json={"key": guarded.keys["alice"]}, headers=foreign)
         assert login.status_code == 403
-    assert sum(map(len, static_files().values())) <= 150 * 1024
-    for name, content in static_files().items():
-        text = content.decode()
+    files = {path.name: path.read_text() for path in FOLDER.iterdir()}
+    assert "main.js" in files
+    assert sum(map(len, files.values())) <= 150 * 1024
+    for name, text in files.items():
         assert "innerHTML" not in text, name
         assert "http://" not in text.replace("http://www.w3.org/", ""), name
         assert "https://" not in text, name
@@ -87,6 +90,13 @@ async def test_a_session_sees_what_its_key_sees(guarded: Guarded) -> None:
         assert (await alice.get("cache")).status_code == 403
         assert (await ops.get("cache")).json()["starts"]["jobs"] >= 1
         assert "a secret fox" not in (await ops.get("cache")).text
+        assert job_id in (await chief.get("jobs")).text
+        async with chief.stream("GET", "events"):
+            pass
+    log = (guarded.house.process.context.settings.data_dir / audit.FILE).read_text().splitlines()
+    noted = {(one["actor"], one["action"]) for one in map(json.loads, log)}
+    assert {("acme/chief", action) for action in ("read job", "list jobs", "watch jobs")} <= noted
+    assert "inspect" not in {action for _, action in noted}  # the page of the cache shows counts alone
 
 
 async def test_a_change_needs_the_token_of_its_session(guarded: Guarded) -> None:

@@ -21,11 +21,11 @@ from services.gateway.console.live import Live
 from services.gateway.console.operations import Operations
 from services.gateway.console.sessions import COOKIE, LIFETIME_S, Sessions, cookie_of
 from services.gateway.http.api import Api
-from services.gateway.http.events import HEADERS, HEARTBEAT_S
+from services.gateway.http.events import EVENTS, HEADERS, HEARTBEAT_S
 from services.gateway.http.fields import Fields, ImageFields, VideoFields
 from services.gateway.http.identity import principal
 from services.gateway.http.requests import image_request, video_request
-from services.gateway.own_jobs import own_job
+from services.gateway.own_jobs import note_admin, own_job
 from services.gateway.validation import Caller, caller_of, image_count, page_token
 from shared.client.views import picture_of
 from shared.domain.errors import AfterimageError, PermissionDeniedError
@@ -126,6 +126,7 @@ def routes(api: Api, sessions: Sessions, live: Live, operations: Operations) -> 
         """Return a page of the caller's jobs, newest first."""
         who = user(request)
         subject = None if who.admin else who.subject
+        note_admin(who, api.settings.data_dir, "list jobs", f"tenant {who.tenant}")
         found, more = await api.jobs.list(
             tenant=who.tenant, subject=subject, state=state, limit=limit, after=page_token(after)
         )
@@ -186,10 +187,12 @@ def routes(api: Api, sessions: Sessions, live: Live, operations: Operations) -> 
     @router.get("/events")
     async def events(request: Request) -> Response:
         """Return what happens from now on to the caller's jobs, and to the fleet for an operator."""
-        principal(request.scope)
+        if principal(request.scope).roles & CLIENTS:
+            who = user(request)
+            note_admin(who, api.settings.data_dir, "watch jobs", f"tenant {who.tenant}")
         body = _events(request, sessions, live)
         await anext(body)  # subscribed: what happens after this answer begins is in it
-        return StreamingResponse(body, media_type="text/event-stream", headers=HEADERS)
+        return StreamingResponse(body, media_type=EVENTS, headers=HEADERS)
 
     return router
 

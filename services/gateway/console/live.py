@@ -1,4 +1,4 @@
-"""What happens now, for the tabs of the console: one subscription of the gateway feeds them all."""
+"""Live events for the console: one subscription of the gateway feeds all tabs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RETRY_S = 2.0
 """Seconds between two tries to reach the global monitor."""
 _KINDS: tuple[type[Message], ...] = (JobQueued, Progress, JobSucceeded, JobFailed, JobCancelled)
 Sees = Callable[[str, str], bool]
-"""Whether a caller may see a job of this tenant and stored user."""
+"""Takes a job's tenant and stored user, and returns whether the tab's caller may see it."""
 
 
 class Tab:

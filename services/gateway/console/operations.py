@@ -56,25 +56,23 @@ class Operations:
         jobs, _ = await self._context.backends.catalog.jobs.list(limit=JOBS)
         return {
             "stats": as_json(stats),
-            "entries": await self._entries(stub),
+            "entries": await self._entries(),
             "starts": starts(jobs),
             "quality": as_json(quality),
         }
 
-    async def _entries(self, stub: Any) -> dict[str, Any]:
+    async def _entries(self) -> dict[str, Any]:
         """Return bytes of states and images by model, by codec and by K, of the newest entries."""
         token, counted = "", 0
         by_model, by_codec, by_step = Counter[str](), Counter[str](), Counter[int]()
         for _ in range(PAGES):
-            request = pb.InspectRequest(page_size=100, page_token=token)
-            page = await rpc.call(stub.Inspect, request, timeout_s=TIMEOUT_S)
-            for entry in page.entries:
+            page, token = await self._context.backends.catalog.entries.page(100, token)
+            for entry in page:
                 counted += 1
-                for state in [*entry.states, *([entry.picture] if entry.HasField("picture") else [])]:
+                for state in entry.states:
                     by_model[entry.model] += state.bytes
                     by_codec[state.codec.partition("@")[0]] += state.bytes
                     by_step[state.step] += state.bytes
-            token = page.next_page_token
             if not token:
                 break
         bytes_by = {"model": dict(by_model), "codec": dict(by_codec), "step": dict(by_step)}

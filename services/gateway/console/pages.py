@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-from importlib.resources import files
+from pathlib import Path
+from typing import Any
 
-from fastapi import APIRouter
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
 
-KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
-"""Media type by the ending of a file's name."""
+FOLDER = Path(__file__).parent / "static"
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -34,32 +31,13 @@ HEADERS = {
 }
 
 
-def static_files() -> dict[str, bytes]:
-    """Return the content of each file by its name."""
-    folder = files("services.gateway.console") / "static"
-    return {one.name: one.read_bytes() for one in folder.iterdir() if one.name.rpartition(".")[2] in KINDS}
+class Pages(StaticFiles):
+    """Starlette's static files, with the headers above."""
 
+    def __init__(self) -> None:
+        super().__init__(directory=FOLDER, html=True)
 
-def routes() -> APIRouter:
-    """Return the routes of the files."""
-    router = APIRouter(include_in_schema=False)
-    known = static_files()
-    tags = {name: f'"{hashlib.sha256(content).hexdigest()[:32]}"' for name, content in known.items()}
-
-    @router.get("/")
-    @router.get("/console")
-    async def start() -> Response:
-        return RedirectResponse("/console/", headers={"Cache-Control": "no-cache"})
-
-    @router.get("/console/")
-    @router.get("/console/{name}")
-    async def file(request: Request, name: str = "index.html") -> Response:
-        """Return a file, or that the browser's copy is still the same."""
-        if name not in known:
-            raise HTTPException(404)
-        headers = HEADERS | {"ETag": tags[name]}
-        if request.headers.get("if-none-match") == tags[name]:
-            return Response(status_code=304, headers=headers)
-        return Response(known[name], media_type=KINDS[name.rpartition(".")[2]], headers=headers)
-
-    return router
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers.update(HEADERS)
+        return response

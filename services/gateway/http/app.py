@@ -10,9 +10,10 @@ from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp
 
+from services.gateway.console.pages import Pages
 from services.gateway.http import images, listings, videos
 from services.gateway.http.api import Api, ClientGoneError
 from services.gateway.http.errors import HttpError, answer_of, plain
@@ -30,6 +31,8 @@ def app_of(api: Api, *others: APIRouter) -> ASGIApp:
     app.include_router(listings.routes(api))
     for router in others:
         app.include_router(router)
+    app.mount("/console", Pages())
+    app.add_route("/", lambda _: RedirectResponse("/console/"), include_in_schema=False)
     _answer_errors(app)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
     rules = Rules.of(api.settings)

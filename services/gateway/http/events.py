@@ -43,7 +43,7 @@ class Partials:
 
 
 class Received:
-    """What the client of a stream has received of each image. Each event's id says it, so any replica can go on.
+    """The events that a stream's client has received, by image. Each event's id says it, so any replica can go on.
 
     An id has one part per image, joined by dots: the number of its previews, or `e` when it has ended.
     """

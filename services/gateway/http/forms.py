@@ -12,7 +12,7 @@ from services.gateway.http.errors import HttpError
 
 MULTIPART, URLENCODED = "multipart/form-data", "application/x-www-form-urlencoded"
 _MOST_FILES = 16
-"""As in OpenAI's API. The server's rules allow fewer, and say so."""
+"""Files of a form at most, as in OpenAI's API. The server's rules allow fewer, and say so."""
 
 
 def media_type(request: Request) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from services.gateway.console import console, pages
+from services.gateway.console import console
 from services.gateway.console.live import Live
 from services.gateway.console.operations import Operations
 from services.gateway.console.sessions import Sessions
@@ -50,7 +50,7 @@ class HttpServer:
         api = Api(settings, calls, models, jobs, callers, signer, context.readiness, time.time())
         tls = https_of(settings)
         config = uvicorn.Config(
-            app_of(api, pages.routes(), console.routes(api, sessions, Live(context, calls), Operations(context))),
+            app_of(api, console.routes(api, sessions, Live(context, calls), Operations(context))),
             http="h11",
             ws="none",
             lifespan="off",

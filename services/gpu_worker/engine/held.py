@@ -1,4 +1,4 @@
-"""What a run takes over and does not generate: the first frames of a clip, or cells of an image outside of a mask."""
+"""Held latents, which a run takes over: the first frames of a clip, or cells of an image outside of a mask."""
 
 from __future__ import annotations
 
