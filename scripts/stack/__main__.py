@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from scripts.stack.servers import StackError
-from scripts.stack.stack import PORTS, STATE_FILE, Stack, resident_bytes, serving, variable
+from scripts.stack.stack import LED, PORTS, STATE_FILE, Stack, resident_bytes, serving, variable
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 Folder = Annotated[Path, typer.Option(help="Folder of the stack's data, logs and list of processes.")]
@@ -71,9 +71,8 @@ def up(
 
 def variables(stack: Stack) -> list[str]:
     """Return variables for the commands: server URLs, and addresses of the services called besides the gateway."""
-    urls = {variable(port.setting): stack.environment[variable(port.setting)] for port in PORTS}
-    asked = {variable(f"{name}_address"): stack.address(f"{name}-1") for name in ("cache_maintainer", "global_monitor")}
-    return [f"{name}={value}" for name, value in (urls | asked).items()]
+    names = [variable(setting) for setting in (*(port.setting for port in PORTS), *(f"{name}_address" for name in LED))]
+    return [f"{name}={stack.environment[name]}" for name in names]
 
 
 @app.command()

@@ -34,6 +34,8 @@ SERVICES = (
 """Services in starting order; the gateway is last, because it accepts clients."""
 ASKED = ("embedder", "text_extractor", "match_predictor", "retriever")
 """Services that others call; each caller gets all their addresses."""
+LED = ("cache_maintainer", "global_monitor")
+"""Services that commands and the console call; of several replicas the first one."""
 STATE_FILE = "stack.json"
 START_S, STOP_S = 180.0, 30.0
 """Seconds that a service has to start, which includes loading models, and to stop, which includes draining."""
@@ -99,6 +101,7 @@ class Stack:
             if name in self.processes
         }
         asked = {variable(f"{service}_address"): ",".join(self._of(service)) for service in ASKED}
+        asked |= {variable(f"{service}_address"): ",".join(self._of(service)[:1]) for service in LED}
         # the compatibility of latents depends on the worker's device, which other services cannot see
         device = {} if any(Path("/dev").glob("nvidia[0-9]*")) else {variable("device"): "cpu"}
         return {**device, **given, **self._settings, **urls, **asked, "PYTHONPATH": _python_path()}

@@ -16,6 +16,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]  # it ships no types
 
 from scripts.stack.rabbitmq import CONSUMER_TIMEOUT_S
+from scripts.stack.stack import ASKED, LED
 from shared.runtime.settings import Settings
 from tests.compose.project import ROOT, Compose
 
@@ -47,6 +48,16 @@ def test_every_service_has_its_image() -> None:
     services = _served()
     assert set(services) == folders
     assert {name: it["build"]["args"]["SERVICE"] for name, it in services.items()} == {name: name for name in folders}
+
+
+def test_every_address_that_the_code_calls_is_set() -> None:
+    """The console asks two services that no request needs: without their addresses its pages had nothing to show."""
+    code = [path.read_text() for path in (ROOT / "services").rglob("*.py")]
+    called = {name for text in code for name in re.findall(r'channel\("([a-z_]+)"\)', text)}
+    assert {"retriever", "cache_maintainer"} <= called
+    assert called == {*ASKED, *LED}
+    for name, it in _served().items():
+        assert {f"AFTERIMAGE_{one.upper()}_ADDRESS" for one in called} <= it["environment"].keys(), name
 
 
 def test_an_end_waits_longer_than_a_drain() -> None:

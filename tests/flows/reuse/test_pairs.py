@@ -82,7 +82,8 @@ def shown(table: Any) -> str:
 
 
 async def test_a_clip_from_two_others(make: Make, clips: Path) -> None:
-    settings = make(video=str(clips), reuse_bound="flexcache", reuse_rules="paper", batch_invariant=2)
+    rules: dict[str, Any] = {"reuse_bound": "flexcache", "reuse_rules": "paper", "batch_invariant": 2}
+    settings = make(video=str(clips), extract_timeout_s=10.0, **rules)
     async with house(settings) as home:
         fox, dog = await clip(home, FOX, 1), await clip(home, DOG, 2)
         assert fox.plan.parts == Parts("a red fox", "in the snow")
