@@ -47,6 +47,9 @@ def up(
     SIGTERM or Ctrl-C drains the process: running jobs finish or return to their queue, and the next start continues
     with them.
 
+    Each setting has a variable AFTERIMAGE_<NAME>, also those without an option here, such as AFTERIMAGE_EXTRACTOR and
+    AFTERIMAGE_STATE_CODEC: docs/reference/settings.md has them all.
+
     [bold]Examples[/bold]
 
       afterimage up

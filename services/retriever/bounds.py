@@ -38,6 +38,13 @@ class Near(NamedTuple):
     """Likeness to this source is no fault: the request edits it, or its client asked for the same composition."""
 
 
+def not_similar(near: Near, least: float) -> str:
+    """Return why a candidate that is not above the similarity `least` starts nothing, in words for the plan."""
+    compared, equals = (", the lower one of object and background,", "parts") if near.kind == PAIR else ("", "prompts")
+    limit = f"is not above {least:.3f}" if least < 0.9995 else f"is too little: only equal {equals} may start here"
+    return f"not similar enough: {near.similarity:.3f}{compared} {limit}"
+
+
 class Bound(Protocol):
     """A rule for the starts that keep the quality of the same request from noise at the default T.
 
@@ -119,7 +126,7 @@ class TableBound(Bound):
         least = min(lowest(table, self._savings, table.floor) for table in tables)
         if first.similarity > least:
             return f"similar enough ({first.similarity:.3f}), but {steps} steps are too few to skip any"
-        return f"not similar enough: {first.similarity:.3f} is not above {least:.3f}"
+        return not_similar(first, least)
 
     def note(self, near: Near) -> str:
         found = self._image_table(near)

@@ -14,7 +14,7 @@ from itertools import pairwise, repeat
 import numpy as np
 import numpy.typing as npt
 
-from services.retriever.bounds import IMAGE, LATENT, Bound, Maker, Near
+from services.retriever.bounds import IMAGE, LATENT, Bound, Maker, Near, not_similar
 from services.retriever.relation import normalised
 from shared.models.learned_table import MEASURES, PLAIN, Floats, LearnedTable, Levels
 from shared.models.quality import BOUNDS
@@ -178,7 +178,7 @@ class LearnedBound(Bound):
             return self._tables.why_not(near, steps) if self._tables else "no bound was fitted for this start"
         similarity, floor = near[0].similarity, min(table.floor for table in tables)
         if similarity <= floor:
-            return f"not similar enough: {similarity:.3f} is not above {floor:.3f}"
+            return not_similar(near[0], floor)
         if not any(_measured(table.levels, steps) for table in tables):
             return f"not usable: no run of {steps} steps or fewer was profiled"
         if not near[0].may_copy:

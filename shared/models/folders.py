@@ -30,9 +30,9 @@ def transformers_folder(
         if (folder / "config.json").is_file():
             return folder
     if name.startswith(BUNDLED_PREFIX) or name.endswith(".gguf") or not is_hub_id(name):
-        raise ModelError(
-            f"{setting} {name!r}: no config.json in {bundled} or {name}; set AFTERIMAGE_{setting.upper()} to {choices}"
-        )
+        places = dict.fromkeys((str(bundled), name))
+        missing = "no such file" if name.endswith(".gguf") else f"no config.json in {' or '.join(places)}"
+        raise ModelError(f"{setting} {name!r}: {missing}; set AFTERIMAGE_{setting.upper()} to {choices}")
     from huggingface_hub import snapshot_download
 
     try:

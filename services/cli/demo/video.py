@@ -199,7 +199,7 @@ def _figure(png: bytes, caption: str) -> str:
 
 _PAIRS = """
 {stitched} started from the object of one clip and the background of another.
-In masks, orange cells show the object and blue ones the background."""
+In masks, orange cells show the object and blue ones the background; black cells belong to neither."""
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Afterimage: a session of clips</title>

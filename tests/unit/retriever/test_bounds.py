@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.retriever.bounds import IMAGE, LATENT, ImageTables, Near, TableBound
+from services.retriever.bounds import IMAGE, LATENT, PAIR, ImageTables, Near, TableBound
 from shared.models.card_lookup import find_card
 from shared.models.k_table import FIG_10, Cell, KTable, Level, table_from_json, table_to_json
 from shared.models.tables_in_force import ImageTable
@@ -34,6 +34,9 @@ def test_a_table_of_the_same_t_counts_and_the_t_that_is_asked_for_is_scaled() ->
     assert bound.latest([image(0.99)], 50) == [0]
     assert "0.200 is not above 0.650" in bound.why_not(near[:1], 50)
     assert "0.200 is not above 0.500" in bound.why_not(near[:1], 10)
+    pair = Near(PAIR, 0.426, run_by="large")
+    only_equal = TableBound({}, pairs=KTable((Level(5, 1.0),))).why_not([pair], 50)
+    assert "0.426, the lower one of object and background, is too little: only equal parts" in only_equal
     assert "measured at T = 25" in bound.why_not(near[:1], 25)
     assert "too few to skip any" in TableBound({50: FIG_10}, steps=1).why_not(near[1:2], 1)
 

@@ -104,7 +104,7 @@ def test_one_similar_part_is_no_hit() -> None:
     """§3.2: a video needs both."""
     made = plan([(0.99, FOX)], [(0.64, WOOD)])
     assert made.source is PlanSource.NOISE
-    assert "0.640 is not above 0.650" in made.candidates[0].reason
+    assert "0.640, the lower one of object and background, is not above 0.650" in made.candidates[0].reason
 
 
 def test_the_whole_prompt_wins_unless_the_pair_saves_more() -> None:
