@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\rgateway.proto\x12\x15\x61\x66terimage.gateway.v1\x1a\x0c\x63ommon.proto\"L\n\x0fGenerateRequest\x12.\n\x07request\x18\x01 \x01(\x0b\x32\x1d.afterimage.common.v1.Request\x12\t\n\x01n\x18\x02 \x01(\r\"y\n\x10GenerateResponse\x12&\n\x03job\x18\x01 \x01(\x0b\x32\x19.afterimage.common.v1.Job\x12\x0f\n\x07picture\x18\x02 \x01(\x0c\x12,\n\x06images\x18\x03 \x03(\x0b\x32\x1c.afterimage.gateway.v1.Image\"]\n\x05Image\x12&\n\x03job\x18\x01 \x01(\x0b\x32\x19.afterimage.common.v1.Job\x12\x0f\n\x07picture\x18\x02 \x01(\x0c\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"d\n\x15GenerateStreamRequest\x12.\n\x07request\x18\x01 \x01(\x0b\x32\x1d.afterimage.common.v1.Request\x12\x10\n\x08previews\x18\x02 \x01(\x08\x12\t\n\x01n\x18\x03 \x01(\r\"\x85\x02\n\x16GenerateStreamResponse\x12\x33\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1f.afterimage.gateway.v1.AcceptedH\x00\x12\x33\n\x08progress\x18\x02 \x01(\x0b\x32\x1f.afterimage.gateway.v1.ProgressH\x00\x12\x39\n\x06result\x18\x03 \x01(\x0b\x32\'.afterimage.gateway.v1.GenerateResponseH\x00\x12.\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x1c.afterimage.gateway.v1.ImageH\x00\x12\r\n\x05index\x18\x04 \x01(\rB\x07\n\x05\x65vent\"q\n\x08\x41\x63\x63\x65pted\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x16\n\x0equeue_position\x18\x02 \x01(\r\x12(\n\x04plan\x18\x03 \x01(\x0b\x32\x1a.afterimage.common.v1.Plan\x12\x13\n\x0bpredicted_s\x18\x04 \x01(\x01\"u\n\x08Progress\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\r\n\x05steps\x18\x03 \x01(\r\x12\x0f\n\x07preview\x18\x04 \x01(\x0c\x12\x16\n\x0equeue_position\x18\x05 \x01(\r\x12\x13\n\x0bwaits_again\x18\x06 \x01(\t\"H\n\x0bPlanRequest\x12.\n\x07request\x18\x01 \x01(\x0b\x32\x1d.afterimage.common.v1.Request\x12\t\n\x01n\x18\x02 \x01(\r\"7\n\x0cPlanResponse\x12\'\n\x04jobs\x18\x01 \x03(\x0b\x32\x19.afterimage.common.v1.Job\"P\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07picture\x18\x02 \x01(\x08\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0e\n\x06length\x18\x04 \x01(\x04\"I\n\x0eGetJobResponse\x12&\n\x03job\x18\x01 \x01(\x0b\x32\x19.afterimage.common.v1.Job\x12\x0f\n\x07picture\x18\x02 \x01(\x0c\"g\n\x0fListJobsRequest\x12-\n\x05state\x18\x01 \x01(\x0e\x32\x1e.afterimage.common.v1.JobState\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"T\n\x10ListJobsResponse\x12\'\n\x04jobs\x18\x01 \x03(\x0b\x32\x19.afterimage.common.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\";\n\x11\x43\x61ncelJobResponse\x12&\n\x03job\x18\x01 \x01(\x0b\x32\x19.afterimage.common.v1.Job\"\x0f\n\rLocateRequest\";\n\x0eLocateResponse\x12\x18\n\x10internal_address\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t2\x9a\x05\n\x0eGatewayService\x12[\n\x08Generate\x12&.afterimage.gateway.v1.GenerateRequest\x1a\'.afterimage.gateway.v1.GenerateResponse\x12o\n\x0eGenerateStream\x12,.afterimage.gateway.v1.GenerateStreamRequest\x1a-.afterimage.gateway.v1.GenerateStreamResponse0\x01\x12O\n\x04Plan\x12\".afterimage.gateway.v1.PlanRequest\x1a#.afterimage.gateway.v1.PlanResponse\x12U\n\x06GetJob\x12$.afterimage.gateway.v1.GetJobRequest\x1a%.afterimage.gateway.v1.GetJobResponse\x12[\n\x08ListJobs\x12&.afterimage.gateway.v1.ListJobsRequest\x1a\'.afterimage.gateway.v1.ListJobsResponse\x12^\n\tCancelJob\x12\'.afterimage.gateway.v1.CancelJobRequest\x1a(.afterimage.gateway.v1.CancelJobResponse\x12U\n\x06Locate\x12$.afterimage.gateway.v1.LocateRequest\x1a%.afterimage.gateway.v1.LocateResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\rgateway.proto\x12\x15\x61\x66terimage.gateway.v1\x1a\x0c\x63ommon.proto\"L\n\x0fGenerateRequest\x12.\n\x07request\x18\x01 \x01(\x0b\x32\x1d.afterimage.common.v1.Request\x12\t\n\x01n\x18\x02 \x01(\r\"y\n\x10GenerateResponse\x12&\n\x03job\x18\x01 \x01(\x0b\x32\x19.afterimage.common.v1.Job\x12\x0f\n\x07picture\x18\x02 \x01(\x0c\x12,\n\x06images\x18\x03 \x03(\x0b\x32\x1c.afterimage.gateway.v1.Image\"]\n\x05Image\x12&\n\x03job\x18\x01 \x01(\x0b\x32\x19.afterimage.common.v1.Job\x12\x0f\n\x07picture\x18\x02 \x01(\x0c\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"d\n\x15GenerateStreamRequest\x12.\n\x07request\x18\x01 \x01(\x0b\x32\x1d.afterimage.common.v1.Request\x12\x10\n\x08previews\x18\x02 \x01(\x08\x12\t\n\x01n\x18\x03 \x01(\r\"v\n\x18GenerateFromImageRequest\x12=\n\x07request\x18\x01 \x01(\x0b\x32,.afterimage.gateway.v1.GenerateStreamRequest\x12\r\n\x05image\x18\x02 \x01(\x0c\x12\x0c\n\x04mask\x18\x03 \x01(\x0c\"\x85\x02\n\x16GenerateStreamResponse\x12\x33\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1f.afterimage.gateway.v1.AcceptedH\x00\x12\x33\n\x08progress\x18\x02 \x01(\x0b\x32\x1f.afterimage.gateway.v1.ProgressH\x00\x12\x39\n\x06result\x18\x03 \x01(\x0b\x32\'.afterimage.gateway.v1.GenerateResponseH\x00\x12.\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x1c.afterimage.gateway.v1.ImageH\x00\x12\r\n\x05index\x18\x04 \x01(\rB\x07\n\x05\x65vent\"q\n\x08\x41\x63\x63\x65pted\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x16\n\x0equeue_position\x18\x02 \x01(\r\x12(\n\x04plan\x18\x03 \x01(\x0b\x32\x1a.afterimage.common.v1.Plan\x12\x13\n\x0bpredicted_s\x18\x04 \x01(\x01\"u\n\x08Progress\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\r\n\x05steps\x18\x03 \x01(\r\x12\x0f\n\x07preview\x18\x04 \x01(\x0c\x12\x16\n\x0equeue_position\x18\x05 \x01(\r\x12\x13\n\x0bwaits_again\x18\x06 \x01(\t\"H\n\x0bPlanRequest\x12.\n\x07request\x18\x01 \x01(\x0b\x32\x1d.afterimage.common.v1.Request\x12\t\n\x01n\x18\x02 \x01(\r\"7\n\x0cPlanResponse\x12\'\n\x04jobs\x18\x01 \x03(\x0b\x32\x19.afterimage.common.v1.Job\"P\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07picture\x18\x02 \x01(\x08\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0e\n\x06length\x18\x04 \x01(\x04\"I\n\x0eGetJobResponse\x12&\n\x03job\x18\x01 \x01(\x0b\x32\x19.afterimage.common.v1.Job\x12\x0f\n\x07picture\x18\x02 \x01(\x0c\"g\n\x0fListJobsRequest\x12-\n\x05state\x18\x01 \x01(\x0e\x32\x1e.afterimage.common.v1.JobState\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"T\n\x10ListJobsResponse\x12\'\n\x04jobs\x18\x01 \x03(\x0b\x32\x19.afterimage.common.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\";\n\x11\x43\x61ncelJobResponse\x12&\n\x03job\x18\x01 \x01(\x0b\x32\x19.afterimage.common.v1.Job\"\x0f\n\rLocateRequest\";\n\x0eLocateResponse\x12\x18\n\x10internal_address\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t2\xfc\x06\n\x0eGatewayService\x12[\n\x08Generate\x12&.afterimage.gateway.v1.GenerateRequest\x1a\'.afterimage.gateway.v1.GenerateResponse\x12o\n\x0eGenerateStream\x12,.afterimage.gateway.v1.GenerateStreamRequest\x1a-.afterimage.gateway.v1.GenerateStreamResponse0\x01\x12w\n\x11GenerateFromImage\x12/.afterimage.gateway.v1.GenerateFromImageRequest\x1a-.afterimage.gateway.v1.GenerateStreamResponse(\x01\x30\x01\x12O\n\x04Plan\x12\".afterimage.gateway.v1.PlanRequest\x1a#.afterimage.gateway.v1.PlanResponse\x12g\n\rPlanFromImage\x12/.afterimage.gateway.v1.GenerateFromImageRequest\x1a#.afterimage.gateway.v1.PlanResponse(\x01\x12U\n\x06GetJob\x12$.afterimage.gateway.v1.GetJobRequest\x1a%.afterimage.gateway.v1.GetJobResponse\x12[\n\x08ListJobs\x12&.afterimage.gateway.v1.ListJobsRequest\x1a\'.afterimage.gateway.v1.ListJobsResponse\x12^\n\tCancelJob\x12\'.afterimage.gateway.v1.CancelJobRequest\x1a(.afterimage.gateway.v1.CancelJobResponse\x12U\n\x06Locate\x12$.afterimage.gateway.v1.LocateRequest\x1a%.afterimage.gateway.v1.LocateResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,32 +40,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_IMAGE']._serialized_end=348
   _globals['_GENERATESTREAMREQUEST']._serialized_start=350
   _globals['_GENERATESTREAMREQUEST']._serialized_end=450
-  _globals['_GENERATESTREAMRESPONSE']._serialized_start=453
-  _globals['_GENERATESTREAMRESPONSE']._serialized_end=714
-  _globals['_ACCEPTED']._serialized_start=716
-  _globals['_ACCEPTED']._serialized_end=829
-  _globals['_PROGRESS']._serialized_start=831
-  _globals['_PROGRESS']._serialized_end=948
-  _globals['_PLANREQUEST']._serialized_start=950
-  _globals['_PLANREQUEST']._serialized_end=1022
-  _globals['_PLANRESPONSE']._serialized_start=1024
-  _globals['_PLANRESPONSE']._serialized_end=1079
-  _globals['_GETJOBREQUEST']._serialized_start=1081
-  _globals['_GETJOBREQUEST']._serialized_end=1161
-  _globals['_GETJOBRESPONSE']._serialized_start=1163
-  _globals['_GETJOBRESPONSE']._serialized_end=1236
-  _globals['_LISTJOBSREQUEST']._serialized_start=1238
-  _globals['_LISTJOBSREQUEST']._serialized_end=1341
-  _globals['_LISTJOBSRESPONSE']._serialized_start=1343
-  _globals['_LISTJOBSRESPONSE']._serialized_end=1427
-  _globals['_CANCELJOBREQUEST']._serialized_start=1429
-  _globals['_CANCELJOBREQUEST']._serialized_end=1463
-  _globals['_CANCELJOBRESPONSE']._serialized_start=1465
-  _globals['_CANCELJOBRESPONSE']._serialized_end=1524
-  _globals['_LOCATEREQUEST']._serialized_start=1526
-  _globals['_LOCATEREQUEST']._serialized_end=1541
-  _globals['_LOCATERESPONSE']._serialized_start=1543
-  _globals['_LOCATERESPONSE']._serialized_end=1602
-  _globals['_GATEWAYSERVICE']._serialized_start=1605
-  _globals['_GATEWAYSERVICE']._serialized_end=2271
+  _globals['_GENERATEFROMIMAGEREQUEST']._serialized_start=452
+  _globals['_GENERATEFROMIMAGEREQUEST']._serialized_end=570
+  _globals['_GENERATESTREAMRESPONSE']._serialized_start=573
+  _globals['_GENERATESTREAMRESPONSE']._serialized_end=834
+  _globals['_ACCEPTED']._serialized_start=836
+  _globals['_ACCEPTED']._serialized_end=949
+  _globals['_PROGRESS']._serialized_start=951
+  _globals['_PROGRESS']._serialized_end=1068
+  _globals['_PLANREQUEST']._serialized_start=1070
+  _globals['_PLANREQUEST']._serialized_end=1142
+  _globals['_PLANRESPONSE']._serialized_start=1144
+  _globals['_PLANRESPONSE']._serialized_end=1199
+  _globals['_GETJOBREQUEST']._serialized_start=1201
+  _globals['_GETJOBREQUEST']._serialized_end=1281
+  _globals['_GETJOBRESPONSE']._serialized_start=1283
+  _globals['_GETJOBRESPONSE']._serialized_end=1356
+  _globals['_LISTJOBSREQUEST']._serialized_start=1358
+  _globals['_LISTJOBSREQUEST']._serialized_end=1461
+  _globals['_LISTJOBSRESPONSE']._serialized_start=1463
+  _globals['_LISTJOBSRESPONSE']._serialized_end=1547
+  _globals['_CANCELJOBREQUEST']._serialized_start=1549
+  _globals['_CANCELJOBREQUEST']._serialized_end=1583
+  _globals['_CANCELJOBRESPONSE']._serialized_start=1585
+  _globals['_CANCELJOBRESPONSE']._serialized_end=1644
+  _globals['_LOCATEREQUEST']._serialized_start=1646
+  _globals['_LOCATEREQUEST']._serialized_end=1661
+  _globals['_LOCATERESPONSE']._serialized_start=1663
+  _globals['_LOCATERESPONSE']._serialized_end=1722
+  _globals['_GATEWAYSERVICE']._serialized_start=1725
+  _globals['_GATEWAYSERVICE']._serialized_end=2617
 # @@protoc_insertion_point(module_scope)

@@ -47,6 +47,16 @@ class GenerateStreamRequest(_message.Message):
     n: int
     def __init__(self, request: _Optional[_Union[_common_pb2.Request, _Mapping]] = ..., previews: bool = ..., n: _Optional[int] = ...) -> None: ...
 
+class GenerateFromImageRequest(_message.Message):
+    __slots__ = ("request", "image", "mask")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    MASK_FIELD_NUMBER: _ClassVar[int]
+    request: GenerateStreamRequest
+    image: bytes
+    mask: bytes
+    def __init__(self, request: _Optional[_Union[GenerateStreamRequest, _Mapping]] = ..., image: _Optional[bytes] = ..., mask: _Optional[bytes] = ...) -> None: ...
+
 class GenerateStreamResponse(_message.Message):
     __slots__ = ("accepted", "progress", "result", "failed", "index")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]

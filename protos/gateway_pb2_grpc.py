@@ -44,9 +44,19 @@ class GatewayServiceStub(object):
                 request_serializer=gateway__pb2.GenerateStreamRequest.SerializeToString,
                 response_deserializer=gateway__pb2.GenerateStreamResponse.FromString,
                 _registered_method=True)
+        self.GenerateFromImage = channel.stream_stream(
+                '/afterimage.gateway.v1.GatewayService/GenerateFromImage',
+                request_serializer=gateway__pb2.GenerateFromImageRequest.SerializeToString,
+                response_deserializer=gateway__pb2.GenerateStreamResponse.FromString,
+                _registered_method=True)
         self.Plan = channel.unary_unary(
                 '/afterimage.gateway.v1.GatewayService/Plan',
                 request_serializer=gateway__pb2.PlanRequest.SerializeToString,
+                response_deserializer=gateway__pb2.PlanResponse.FromString,
+                _registered_method=True)
+        self.PlanFromImage = channel.stream_unary(
+                '/afterimage.gateway.v1.GatewayService/PlanFromImage',
+                request_serializer=gateway__pb2.GenerateFromImageRequest.SerializeToString,
                 response_deserializer=gateway__pb2.PlanResponse.FromString,
                 _registered_method=True)
         self.GetJob = channel.unary_unary(
@@ -88,8 +98,23 @@ class GatewayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GenerateFromImage(self, request_iterator, context):
+        """As GenerateStream, with an image to start from that the client sends along in parts. Any message of a call to this
+        port is small, so that strangers cannot fill the memory; `max_upload_bytes` bounds all parts together.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Plan(self, request, context):
         """Return the plan that a request would get now. Generates nothing, writes nothing and counts nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlanFromImage(self, request_iterator, context):
+        """As Plan, with an image as in GenerateFromImage.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -137,9 +162,19 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     request_deserializer=gateway__pb2.GenerateStreamRequest.FromString,
                     response_serializer=gateway__pb2.GenerateStreamResponse.SerializeToString,
             ),
+            'GenerateFromImage': grpc.stream_stream_rpc_method_handler(
+                    servicer.GenerateFromImage,
+                    request_deserializer=gateway__pb2.GenerateFromImageRequest.FromString,
+                    response_serializer=gateway__pb2.GenerateStreamResponse.SerializeToString,
+            ),
             'Plan': grpc.unary_unary_rpc_method_handler(
                     servicer.Plan,
                     request_deserializer=gateway__pb2.PlanRequest.FromString,
+                    response_serializer=gateway__pb2.PlanResponse.SerializeToString,
+            ),
+            'PlanFromImage': grpc.stream_unary_rpc_method_handler(
+                    servicer.PlanFromImage,
+                    request_deserializer=gateway__pb2.GenerateFromImageRequest.FromString,
                     response_serializer=gateway__pb2.PlanResponse.SerializeToString,
             ),
             'GetJob': grpc.unary_unary_rpc_method_handler(
@@ -228,6 +263,33 @@ class GatewayService(object):
             _registered_method=True)
 
     @staticmethod
+    def GenerateFromImage(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/afterimage.gateway.v1.GatewayService/GenerateFromImage',
+            gateway__pb2.GenerateFromImageRequest.SerializeToString,
+            gateway__pb2.GenerateStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Plan(request,
             target,
             options=(),
@@ -243,6 +305,33 @@ class GatewayService(object):
             target,
             '/afterimage.gateway.v1.GatewayService/Plan',
             gateway__pb2.PlanRequest.SerializeToString,
+            gateway__pb2.PlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanFromImage(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/afterimage.gateway.v1.GatewayService/PlanFromImage',
+            gateway__pb2.GenerateFromImageRequest.SerializeToString,
             gateway__pb2.PlanResponse.FromString,
             options,
             channel_credentials,

@@ -105,7 +105,7 @@ def _listed(services: set[str]) -> str:
 
 def _methods() -> Iterator[tuple[str, ...]]:
     """Yield the methods of every .proto with the comments above them."""
-    pattern = r"((?:  //.*\n)*)  rpc (\w+)\((\w+)\) returns \((stream )?(\w+)\);"
+    pattern = r"((?:  //.*\n)*)  rpc (\w+)\(((?:stream )?\w+)\) returns \((stream )?(\w+)\);"
     for path in sorted((ROOT / "protos").glob("*.proto")):
         source = path.read_text(encoding="utf-8")
         service = re.search(r"package ([\w.]+);", source), re.search(r"^service (\w+)", source, re.M)

@@ -19,6 +19,7 @@ from services.gateway.pending_calls import Calls
 from services.gateway.rerouting import reroute
 from services.gateway.roster import Roster
 from services.gateway.sweeper import Sweeper
+from services.gateway.uploads import Receiving
 from services.gateway.validation import Caller, Models, caller_of, image_count, page_size, page_token
 from shared.bus.hints import Hints
 from shared.domain.errors import AfterimageError
@@ -58,6 +59,7 @@ class GatewayService(GatewayServiceServicer):
         self._hints = Hints(bus, self.name)
         self._roster = Roster(context.settings.report_s, cards)
         self._reports = await bus.subscribe([WorkerReported], self._reported)
+        self._receiving = Receiving(context.settings.max_upload_bytes)
         self._intake = Intake(context, models, self._hints, self._roster)
         await self._intake.standalones.read()
         self._calls = Calls(
@@ -122,10 +124,32 @@ class GatewayService(GatewayServiceServicer):
             async for response in self._calls.stream(calls, previews=request.previews):
                 yield response
 
+    async def GenerateFromImage(
+        self, request_iterator: AsyncIterator[pb.GenerateFromImageRequest], context: Any
+    ) -> AsyncIterator[pb.GenerateStreamResponse]:
+        caller = _caller(context)
+        with contextlib.ExitStack() as calling_on:
+            with self._receiving.by(caller.owner):
+                request = await self._receiving.whole(request_iterator)
+                count = image_count(request.n, self._context.settings)
+                calls = calling_on.enter_context(self._calls.open(count))
+                await self._calls.accept(calls, request.request, caller, durable=True, previews=request.previews)
+                request.ClearField("request")  # frees the image
+            async for response in self._calls.stream(calls, previews=request.previews):
+                yield response
+
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
         count = image_count(request.n, self._context.settings)
         jobs = await self._intake.plan(request.request, _caller(context), count)
         return pb.PlanResponse(jobs=[self._calls.answers.job(job) for job in jobs])
+
+    async def PlanFromImage(
+        self, request_iterator: AsyncIterator[pb.GenerateFromImageRequest], context: Any
+    ) -> pb.PlanResponse:
+        caller = _caller(context)
+        with self._receiving.by(caller.owner):
+            request = await self._receiving.whole(request_iterator)
+            return await self.Plan(pb.PlanRequest(request=request.request, n=request.n), context)
 
     async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
         job = await own_job(self._jobs, request.job_id, _caller(context), self._context.settings.data_dir)

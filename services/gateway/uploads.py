@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import hashlib
 import io
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
+from protos import gateway_pb2 as pb
 from shared.blobs import Blobs
-from shared.domain.errors import AfterimageError, InvalidRequestError
+from shared.domain.errors import AfterimageError, DeadlineError, InvalidRequestError, OverloadedError
 from shared.domain.plan_rules import noise_plan, steps_at
 from shared.domain.types import (
     PICTURE_CODEC,
@@ -30,6 +32,10 @@ from shared.models.card import ModelCard
 FORMATS = ("PNG", "JPEG", "WEBP")
 MOST_PIXELS = 2**24
 """Pixels of an uploaded image at most, which bounds the memory of decoding it to 128 MiB."""
+RECEIVED_AT_ONCE, RECEIVED_OF_ONE = 32, 8
+"""Uploads over gRPC that are received at the same time, of all callers and of one: 512 MiB at max_upload_bytes."""
+RECEIVE_S = 120.0
+"""Seconds in which all parts of an upload must arrive."""
 _AT_ONCE = 2
 """Uploads that are decoded at the same time."""
 
@@ -45,6 +51,60 @@ class Uploaded:
     def of_job(self, job_id: str) -> Upload:
         """Return the upload of one job: each job has its own blob, which ends with the job."""
         return Upload(f"uploads/{job_id}-{self.sha256[:16]}.png", self.sha256, self.masked)
+
+
+class Receiving:
+    """The requests whose image is being received in parts: few at once, and few of one caller, bound the memory."""
+
+    def __init__(self, most_bytes: int) -> None:
+        """most_bytes: of an image with its mask."""
+        self._most_bytes, self._callers = most_bytes, Counter[str]()
+
+    @property
+    def count(self) -> int:
+        """Requests whose image is in memory."""
+        return self._callers.total()
+
+    @contextlib.contextmanager
+    def by(self, caller: str) -> Iterator[None]:
+        """Count one request of the caller while its image is in memory. Raises OverloadedError above the limits."""
+        own, every = self._callers[caller], self.count
+        if own >= RECEIVED_OF_ONE or every >= RECEIVED_AT_ONCE:
+            whose = f"{own} of this caller" if own >= RECEIVED_OF_ONE else f"{every} of all callers"
+            raise OverloadedError(f"too many images are being received ({whose})", retry_after_s=1.0)
+        self._callers[caller] += 1
+        try:
+            yield
+        finally:
+            self._callers[caller] -= 1
+            self._callers += Counter()  # without callers that have none
+
+    async def whole(self, parts: AsyncIterator[pb.GenerateFromImageRequest]) -> pb.GenerateStreamRequest:
+        """Return the request with its image, once the client has sent all parts. Raises InvalidRequestError for an
+        image above the limit as soon as it is, and DeadlineError for one that takes too long."""
+        request, image, mask = pb.GenerateStreamRequest(), bytearray(), bytearray()
+        try:
+            async with asyncio.timeout(RECEIVE_S):
+                first = True
+                async for part in parts:
+                    if part.HasField("request") != first:
+                        raise InvalidRequestError("request", "must be in the first message of the call, and only there")
+                    if first:
+                        request, first = part.request, False
+                    image += part.image
+                    mask += part.mask
+                    check_bytes(len(image) + len(mask), self._most_bytes)
+        except TimeoutError as error:
+            raise DeadlineError(f"image: must arrive within {RECEIVE_S:g} s") from error
+        request.request.image, request.request.mask = bytes(image), bytes(mask)
+        return request
+
+
+def check_bytes(given: int, most: int) -> None:
+    """Raise InvalidRequestError for an image with its mask that has more bytes than the setting max_upload_bytes."""
+    if given > most:
+        rule = f"must have at most {most} bytes with its mask (max_upload_bytes)" if most else "uploads are turned off"
+        raise InvalidRequestError("image", rule, f"{given} bytes")
 
 
 class Uploads:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from protos import common_pb2 as pb
+from services.gateway.uploads import check_bytes
 from shared.domain.clip_length import check_length
 from shared.domain.errors import InvalidRequestError, PermissionDeniedError
 from shared.domain.identity import NAME, Principal, Role, subject_of, under
@@ -355,10 +356,7 @@ def _check_upload(message: pb.Request, settings: Settings) -> None:
         if message.mask:
             raise InvalidRequestError("mask", "needs image")
         return
-    given, most = len(message.image) + len(message.mask), settings.max_upload_bytes
-    if given > most:
-        rule = f"must have at most {most} bytes with its mask (max_upload_bytes)" if most else "uploads are turned off"
-        raise InvalidRequestError("image", rule, f"{given} bytes")
+    check_bytes(len(message.image) + len(message.mask), settings.max_upload_bytes)
     if message.from_job or message.continue_job:
         raise InvalidRequestError("image", "name one start: image, from_job or continue_job")
     if message.mask and message.modality == pb.MODALITY_VIDEO:

@@ -50,7 +50,7 @@ def _read(connection: sa.Connection, live: bool) -> list[ApiKey]:
 def _key(row: Any) -> ApiKey:
     known = frozenset(Role(name) for name in row.roles.split() if name in set(Role))
     who = Principal(row.tenant, row.subject, known)
-    return ApiKey(row.id, row.digest, who, row.created_at, row.expires_at, row.revoked_at)
+    return ApiKey(row.id, row.digest, who, row.created_at, row.expires_at, row.revoked_at, row.replaces)
 
 
 def _rotate(connection: sa.Connection, key_id: str, new_id: str, new_digest: str, overlap_s: float) -> ApiKey:

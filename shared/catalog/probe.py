@@ -10,7 +10,10 @@ import sqlalchemy as sa
 
 from shared.catalog.engines.database import one
 from shared.catalog.engines.opening import open_database
+from shared.catalog.keys import Keys
 from shared.catalog.migrate import HEAD, revision, unknown_revision
+from shared.domain.errors import CatalogVersionError
+from shared.domain.identity import ApiKey
 from shared.runtime.clock import SystemClock
 from shared.runtime.probes import Probe
 
@@ -58,6 +61,21 @@ async def probe_catalog(url: str) -> Probe | None:
             f"the next start migrates it to {HEAD}, after which older services refuse it: stop them first, and back up"
         )
     return Probe(answers.server, answers.round_trip_s, found, tuple(warnings), wrong, answers.ahead_s)
+
+
+async def look_at_keys(url: str) -> list[ApiKey]:
+    """Return every API key, oldest first; none where there is no catalog yet. Raises UnavailableError, and
+    CatalogVersionError for a catalog of another revision."""
+    if not (looking := unchanging(url)):
+        return []
+    database = open_database(looking, SystemClock())
+    try:
+        found = await database.read(revision)
+        if found and found != HEAD:
+            raise CatalogVersionError(f"the catalog is at revision {found!r}, not {HEAD!r}")
+        return await Keys(database).all() if found else []
+    finally:
+        await database.close()
 
 
 def _ask(connection: sa.Connection) -> _Answers:

@@ -16,6 +16,7 @@ import grpc
 from protos import gateway_pb2
 from protos.gateway_pb2_grpc import GatewayServiceStub
 from shared.client.credentials import bearer, channel
+from shared.client.image_parts import has_image, in_parts
 from shared.client.large_results import ReadPart, whole, whole_or_failed
 from shared.client.request_fields import RequestFields, checked_count, request_message
 from shared.client.retry import Patience, countdown
@@ -114,6 +115,12 @@ class AsyncClient:
         timeout_s: seconds after which the client stops waiting, all tries together. The job goes on: the same
         idempotency key, or `get_picture` of its id, returns the image later. `deadline_s` is the limit of the job.
         """
+        if fields.get("image") or fields.get("mask"):
+            events = self.generate_stream(
+                prompt, timeout_s=timeout_s, idempotency_key=idempotency_key, on_wait=on_wait, **fields
+            )
+            (picture,) = await _pictures(events)
+            return picture
         request = gateway_pb2.GenerateRequest(request=request_message(prompt, **fields))
         metadata = self._metadata(idempotency_key or uuid.uuid4().hex)
         left_s = countdown(timeout_s)
@@ -160,6 +167,11 @@ class AsyncClient:
 
         The idempotency key covers all images. Raises ImagesFailedError, with the finished images, when some failed.
         """
+        if fields.get("image") or fields.get("mask"):
+            events = self.generate_stream(
+                prompt, n=n, timeout_s=timeout_s, idempotency_key=idempotency_key, on_wait=on_wait, **fields
+            )
+            return sorted(await _pictures(events), key=lambda picture: picture.index)
         request = gateway_pb2.GenerateRequest(request=request_message(prompt, **fields), n=checked_count(n))
         metadata = self._metadata(idempotency_key or uuid.uuid4().hex)
         left_s = countdown(timeout_s)
@@ -202,7 +214,9 @@ class AsyncClient:
         while True:
             begun = now()
             try:
-                async for message in self._stub.GenerateStream(request, timeout=left_s(), metadata=metadata):
+                options = {"timeout": left_s(), "metadata": metadata}
+                sent = self._stub.GenerateFromImage(in_parts(request), **options) if has_image(request) else None
+                async for message in sent or self._stub.GenerateStream(request, **options):
                     event = read_reply(message, partial(event_of, message))
                     if not isinstance(event, Progress):
                         kind = (not isinstance(event, Accepted), event.index)
@@ -227,8 +241,14 @@ class AsyncClient:
     ) -> list[JobView]:
         """Return the job that each of `n` images would get now, without an id. Nothing is generated, written or
         counted."""
-        request = gateway_pb2.PlanRequest(request=request_message(prompt, **fields), n=checked_count(n))
-        reply = await self._call(self._stub.Plan, request, timeout_s)
+        request = gateway_pb2.GenerateStreamRequest(request=request_message(prompt, **fields), n=checked_count(n))
+        if has_image(request):
+            stub, metadata = self._stub.PlanFromImage, self._metadata()
+            reply = await self._retried(lambda: _unary(stub, in_parts(request), timeout_s=timeout_s, metadata=metadata))
+        else:
+            reply = await self._call(
+                self._stub.Plan, gateway_pb2.PlanRequest(request=request.request, n=request.n), timeout_s
+            )
         return read_reply(reply, lambda: [view_of(job, planned=True) for job in reply.jobs])
 
     async def get_job(self, job_id: str, *, timeout_s: float = 10.0) -> JobView:
@@ -299,6 +319,10 @@ class AsyncClient:
 
     def _patience(self) -> Patience:
         return Patience(self._retry_s, self._random)
+
+
+async def _pictures(events: AsyncGenerator[Event, None]) -> list[Picture]:
+    return [event async for event in events if isinstance(event, Picture)]
 
 
 async def _unary(method: Callable[..., Any], request: Any, *, timeout_s: float, metadata: Any) -> Any:

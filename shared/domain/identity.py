@@ -53,6 +53,8 @@ class ApiKey:
     created_at: float = 0.0
     expires_at: float | None = None
     revoked_at: float | None = None
+    replaces: str | None = None
+    """Id of the key from which this one was rotated."""
 
     def expired(self, now: float) -> bool:
         return self.expires_at is not None and self.expires_at <= now

@@ -37,6 +37,11 @@ def private_folder(path: Path | str, mode: int = OWNER_FOLDER, *, tighten: bool 
     return folder
 
 
+def nearest(path: Path) -> Path:
+    """Return the file or folder, or its nearest parent that exists."""
+    return next(one for one in (path, *path.parents) if one.exists())
+
+
 def private_file(path: Path | str) -> None:
     """Give an existing file of this user the mode 0600.
 

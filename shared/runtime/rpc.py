@@ -123,7 +123,7 @@ def from_rpc_error(error: grpc.RpcError) -> AfterimageError:
     if status is None and "larger than max" in (error.details() or ""):
         rule = (
             "a message holds max_message_bytes at most, at both ends; send less, or raise AFTERIMAGE_MAX_MESSAGE_BYTES "
-            "(a request holds two prompts of max_prompt_chars, an upload of max_upload_bytes and 128 KiB)"
+            "(a request holds two prompts of max_prompt_chars and 128 KiB; GenerateFromImage sends an image in parts)"
         )
         return OverloadedError(f"{error.details()}: {rule}")
     # without our status the text is gRPC's own, which names addresses
@@ -203,7 +203,22 @@ def _guarded(handler: Any, method: str) -> Any:
     if handler.unary_stream:
         guard = _guard_stream(handler.unary_stream, method)
         return grpc.unary_stream_rpc_method_handler(guard, parse, handler.response_serializer)
-    return handler
+    if handler.stream_unary:
+        guard = _guard_unary(_reading(handler.stream_unary), method)
+        return grpc.stream_unary_rpc_method_handler(guard, parse, handler.response_serializer)
+    guard = _guard_stream(_reading(handler.stream_stream), method)
+    return grpc.stream_stream_rpc_method_handler(guard, parse, handler.response_serializer)
+
+
+def _reading(call: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return the call of a request stream, with each of its messages checked as it is read."""
+
+    async def checked(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for request in requests:
+            _check(request)
+            yield request
+
+    return lambda requests, context: call(checked(requests), context)
 
 
 class _Malformed:

@@ -242,10 +242,10 @@ def _server(
 
 
 def _most_received(services: Sequence[Service], settings: Settings) -> int:
-    """Return the bytes of a request at most. Those of clients hold two prompts and an upload."""
+    """Return the bytes of a request at most. Those of clients hold two prompts."""
     if any(service.name not in PUBLIC for service in services):
         return settings.max_message_bytes
-    return min(settings.max_message_bytes, 2**17 + 8 * settings.max_prompt_chars + settings.max_upload_bytes)
+    return min(settings.max_message_bytes, 2**17 + 8 * settings.max_prompt_chars)
 
 
 def _bind(

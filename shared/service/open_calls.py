@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -51,13 +52,14 @@ class OpenCalls:
 
     def under(self, key_id: str, handler: Any) -> Any:
         """Return a handler that does the same, until the key ends. Then the call ends as UNAUTHENTICATED."""
-        if handler is None or handler.request_streaming:  # an unknown method; reflection, which is not asynchronous
+        if handler is None:  # an unknown method
             return handler
-        kinds: Any = {"request_deserializer": handler.request_deserializer}
-        kinds |= {"response_serializer": handler.response_serializer}
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(self._stream(key_id, handler.unary_stream), **kinds)
-        return grpc.unary_unary_rpc_method_handler(self._single(key_id, handler.unary_unary), **kinds)
+        kind = "_".join("stream" if one else "unary" for one in (handler.request_streaming, handler.response_streaming))
+        answer, around = getattr(handler, kind), self._stream if handler.response_streaming else self._single
+        if not (inspect.isasyncgenfunction(answer) or inspect.iscoroutinefunction(answer)):  # reflection
+            return handler
+        made: Any = getattr(grpc, f"{kind}_rpc_method_handler")
+        return made(around(key_id, answer), handler.request_deserializer, handler.response_serializer)
 
     def _single(self, key_id: str, answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         async def answered(request: Any, context: Any) -> Any:

@@ -55,12 +55,12 @@ async def test_a_watcher_that_leaves_takes_no_news_from_the_others() -> None:
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_request_has_room_for_one_upload_alone(guarded: Guarded, settings: Settings) -> None:
+async def test_a_request_has_no_room_for_an_image(guarded: Guarded) -> None:
     """64 MiB of a service's name were received from whoever sent them."""
     async with grpc.aio.insecure_channel(guarded.address) as channel:
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
         with pytest.raises(grpc.aio.AioRpcError, match="larger than max"):
-            await check(bytes(settings.max_upload_bytes + 2**18), timeout=5.0)
+            await check(bytes(2**18), timeout=5.0)
 
 
 async def _watched(stub: Any) -> bool:

@@ -1,4 +1,4 @@
-"""`afterimage doctor`: settings, packages, disk, models, GPU, servers, clocks and the running service."""
+"""`afterimage doctor`: settings, packages, disk, models, GPU, servers, clocks, access and the running service."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import typer
 from rich.text import Text
 
 from services.cli.display.words import wide
+from services.cli.doctor.access import check_access
 from services.cli.doctor.findings import Check, Finding, Verdict, findings, warning, without_secrets
 from services.cli.doctor.models import check_gpu, model_checks
 from services.cli.doctor.packages import check_packages
@@ -32,7 +33,7 @@ STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.WRONG: "bold r
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON array.")] = False,
 ) -> None:
-    """Check settings, packages, disk, models, GPU, servers and clocks; say what is wrong and what to do.
+    """Check settings, packages, disk, models, GPU, servers, clocks and access; say what is wrong and what to do.
 
     Each line is ok, a warning, or wrong, with what was measured. The settings are those of the services: AFTERIMAGE_…
     variables. Nothing is changed: no file, table, queue or bucket is made, and nothing is fetched. Every check has a
@@ -81,5 +82,6 @@ def _checks(settings: Settings, broken: list[Finding]) -> list[Check]:
         *model_checks(settings),
         Check("GPU", GPU_LIMIT_S, partial(check_gpu, settings)),
         *server_checks(settings),
+        Check("access", LIMIT_S, partial(check_access, settings)),
         Check("service", LIMIT_S, partial(check_service, settings)),
     ]

@@ -54,7 +54,6 @@ def _combinations(settings: Settings) -> Iterator[Finding]:
     ):
         if address:
             yield from _refused(check_address, address, name)
-    yield from _guarded(settings)
     if settings.metrics_listen and settings.metrics_listen == settings.listen and not settings.listen.endswith(":0"):
         yield wrong(NAME, f"listen and metrics_listen are both {settings.listen}", "give them two ports")
     for service in CALLED:
@@ -71,22 +70,6 @@ def _combinations(settings: Settings) -> Iterator[Finding]:
         )
     if settings.set_aside and settings.scheduler != "slack":
         yield warning(NAME, f"set_aside has no effect with scheduler={settings.scheduler}", "set scheduler=slack")
-
-
-def _guarded(settings: Settings) -> Iterator[Finding]:
-    """Yield what is wrong with the addresses that other machines reach."""
-    try:
-        from shared.service.door import check_guarded, loopback
-    except ImportError:  # a client's installation serves nothing
-        return
-    for name in ("listen", "http_listen"):
-        address = str(getattr(settings, name))
-        if not address or loopback(address):
-            continue
-        yield from _refused(lambda _, setting: check_guarded(settings, setting), "", name)
-        if settings.allow_anonymous == "always":
-            fact = f"{name}: anyone who reaches {address} may generate without a key"
-            yield warning(NAME, fact, "allow_anonymous=loopback asks for keys")
 
 
 def _refused(check: object, address: str, name: str) -> Iterator[Finding]:

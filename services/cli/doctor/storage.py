@@ -12,7 +12,7 @@ from pathlib import Path
 from services.cli.doctor.findings import Finding, ok, warning, wrong
 from services.cli.embedded import found_running
 from shared.models.memory import said
-from shared.runtime.datadir import OTHERS, holder_of, works_in_data_dir
+from shared.runtime.datadir import OTHERS, holder_of, nearest, works_in_data_dir
 from shared.runtime.settings import Settings
 
 DIRECTORY, LOCK, DISK = "data directory", "lock", "disk"
@@ -34,7 +34,7 @@ def check_storage(settings: Settings) -> Iterator[Finding]:
 
 
 def _directory(folder: Path, check: str, setting: str) -> Finding:
-    there = _nearest(folder)
+    there = nearest(folder)
     if not there.is_dir():
         return wrong(check, f"{there} is not a folder", f"choose another {setting}")
     facts = there.stat()
@@ -62,7 +62,7 @@ def _lock(folder: Path) -> Finding:
 
 
 def _disk(folder: Path, settings: Settings) -> Finding:
-    free = shutil.disk_usage(_nearest(folder)).free
+    free = shutil.disk_usage(nearest(folder)).free
     if free < settings.min_free_bytes:
         do = "free space, or lower min_free_bytes: the gateway refuses new jobs"
         return wrong(DISK, f"{_bytes(free)} free, below min_free_bytes of {_bytes(settings.min_free_bytes)}", do)
@@ -78,11 +78,6 @@ def _disk(folder: Path, settings: Settings) -> Finding:
 
 def _bytes(count: int) -> str:
     return said(count) if count else "0 MiB"
-
-
-def _nearest(folder: Path) -> Path:
-    """Return the folder, or its nearest parent that exists."""
-    return next(one for one in (folder, *folder.parents) if one.exists())
 
 
 def _user(number: int) -> str:

@@ -108,8 +108,7 @@ class Network(Section):
         64 * 2**20,
         ge=2**16,
         description="Bytes of one gRPC message at most, its image included. Both ends must allow the size. A "
-        "request to the gateway has two prompts of max_prompt_chars, an upload of max_upload_bytes and 128 KiB "
-        "at most.",
+        "request to the gateway has two prompts of max_prompt_chars and 128 KiB at most.",
     )
 
     def shares(self, tenant: str) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from shared.client import Accepted, Picture, Progress
+from shared.client.image_parts import PART_BYTES
 from shared.domain.errors import InvalidRequestError, JobFailedError
 from shared.domain.types import JobState, PlanSource
 from shared.runtime.settings import Settings
@@ -73,6 +74,21 @@ async def test_a_mask_keeps_what_it_does_not_name(make: Make) -> None:
         far = np.abs(pixels(part) - pixels(whole)).mean(axis=(0, 2))
         assert far[:20].mean() > 5 * far[-20:].mean()
         assert await uploads(it) == []
+
+
+async def test_an_image_of_many_parts_is_sent_along(make: Make) -> None:
+    pixels_of_noise = np.random.default_rng(7).integers(0, 256, (512, 512, 3), np.uint8)
+    large = png(Image.fromarray(pixels_of_noise))
+    assert len(large) > 3 * PART_BYTES
+    async with house(make(large="noop:")) as it:
+        key: dict[str, Any] = {"idempotency_key": "one"}
+        several = await it.client.generate_images("a fox", n=3, image=large, strength=0.5, **OURS, **key)
+        assert [one.job.plan.start_step for one in several] == [5] * 3
+        assert [one.job.request.seed for one in several] == [2, 3, 4]
+        again = await it.client.generate_images("a fox", n=3, image=large, strength=0.5, **OURS, **key)
+        assert [one.job.id for one in again] == [one.job.id for one in several]
+        (planned,) = await it.client.plan("a fox", image=large, strength=0.5, **OURS)
+        assert planned.job.plan.start_step == 5
 
 
 async def test_what_goes_with_an_upload(make: Make) -> None:
