@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0fretriever.proto\x12\x17\x61\x66terimage.retriever.v1\x1a\x0c\x63ommon.proto\"\xe0\x03\n\x0bPlanRequest\x12.\n\x07request\x18\x01 \x01(\x0b\x32\x1d.afterimage.common.v1.Request\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x12\n\nseed_given\x18\x03 \x01(\x08\x12\x0e\n\x06vector\x18\x04 \x01(\x0c\x12\x14\n\x0c\x65ncoder_hash\x18\x05 \x01(\t\x12\x1a\n\rpredicted_hit\x18\x06 \x01(\x08H\x00\x88\x01\x01\x12\r\n\x05model\x18\x07 \x01(\t\x12\x17\n\x0f\x65ncoder_weights\x18\x08 \x01(\t\x12\x15\n\runknown_share\x18\t \x01(\x01\x12\x0f\n\x07\x64ry_run\x18\n \x01(\x08\x12\x15\n\rfurther_image\x18\x0b \x01(\x08\x12\x13\n\x0btaken_roots\x18\x0c \x03(\t\x12\x13\n\x0btaken_seeds\x18\r \x03(\x04\x12\x30\n\x05parts\x18\x0e \x01(\x0b\x32!.afterimage.common.v1.PromptParts\x12\x15\n\robject_vector\x18\x0f \x01(\x0c\x12\x19\n\x11\x62\x61\x63kground_vector\x18\x10 \x01(\x0c\x12\x34\n\tforecasts\x18\x11 \x03(\x0b\x32!.afterimage.retriever.v1.ForecastB\x10\n\x0e_predicted_hit\"k\n\x08\x46orecast\x12\x0c\n\x04lane\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\x12\x0e\n\x06step_s\x18\x04 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x05 \x01(\x01\x12\x10\n\x08slowdown\x18\x06 \x01(\x01\"8\n\x0cPlanResponse\x12(\n\x04plan\x18\x01 \x01(\x0b\x32\x1a.afterimage.common.v1.Plan2g\n\x10RetrieverService\x12S\n\x04Plan\x12$.afterimage.retriever.v1.PlanRequest\x1a%.afterimage.retriever.v1.PlanResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0fretriever.proto\x12\x17\x61\x66terimage.retriever.v1\x1a\x0c\x63ommon.proto\"\xe0\x03\n\x0bPlanRequest\x12.\n\x07request\x18\x01 \x01(\x0b\x32\x1d.afterimage.common.v1.Request\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x12\n\nseed_given\x18\x03 \x01(\x08\x12\x0e\n\x06vector\x18\x04 \x01(\x0c\x12\x14\n\x0c\x65ncoder_hash\x18\x05 \x01(\t\x12\x1a\n\rpredicted_hit\x18\x06 \x01(\x08H\x00\x88\x01\x01\x12\r\n\x05model\x18\x07 \x01(\t\x12\x17\n\x0f\x65ncoder_weights\x18\x08 \x01(\t\x12\x15\n\runknown_share\x18\t \x01(\x01\x12\x0f\n\x07\x64ry_run\x18\n \x01(\x08\x12\x15\n\rfurther_image\x18\x0b \x01(\x08\x12\x13\n\x0btaken_roots\x18\x0c \x03(\t\x12\x13\n\x0btaken_seeds\x18\r \x03(\x04\x12\x30\n\x05parts\x18\x0e \x01(\x0b\x32!.afterimage.common.v1.PromptParts\x12\x15\n\robject_vector\x18\x0f \x01(\x0c\x12\x19\n\x11\x62\x61\x63kground_vector\x18\x10 \x01(\x0c\x12\x34\n\tforecasts\x18\x11 \x03(\x0b\x32!.afterimage.retriever.v1.ForecastB\x10\n\x0e_predicted_hit\"k\n\x08\x46orecast\x12\x0c\n\x04lane\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\x12\x0e\n\x06step_s\x18\x04 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x05 \x01(\x01\x12\x10\n\x08slowdown\x18\x06 \x01(\x01\"8\n\x0cPlanResponse\x12(\n\x04plan\x18\x01 \x01(\x0b\x32\x1a.afterimage.common.v1.Plan\"c\n\x0eNearestRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04user\x18\x02 \x01(\t\x12\x0e\n\x06vector\x18\x03 \x01(\x0c\x12\x14\n\x0c\x65ncoder_hash\x18\x04 \x01(\t\x12\r\n\x05limit\x18\x05 \x01(\r\"C\n\x0fNearestResponse\x12\x30\n\x04hits\x18\x01 \x03(\x0b\x32\".afterimage.retriever.v1.Neighbour\"1\n\tNeighbour\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\x12\x12\n\nsimilarity\x18\x02 \x01(\x01\x32\xc5\x01\n\x10RetrieverService\x12S\n\x04Plan\x12$.afterimage.retriever.v1.PlanRequest\x1a%.afterimage.retriever.v1.PlanResponse\x12\\\n\x07Nearest\x12\'.afterimage.retriever.v1.NearestRequest\x1a(.afterimage.retriever.v1.NearestResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,6 +38,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FORECAST']._serialized_end=648
   _globals['_PLANRESPONSE']._serialized_start=650
   _globals['_PLANRESPONSE']._serialized_end=706
-  _globals['_RETRIEVERSERVICE']._serialized_start=708
-  _globals['_RETRIEVERSERVICE']._serialized_end=811
+  _globals['_NEARESTREQUEST']._serialized_start=708
+  _globals['_NEARESTREQUEST']._serialized_end=807
+  _globals['_NEARESTRESPONSE']._serialized_start=809
+  _globals['_NEARESTRESPONSE']._serialized_end=876
+  _globals['_NEIGHBOUR']._serialized_start=878
+  _globals['_NEIGHBOUR']._serialized_end=927
+  _globals['_RETRIEVERSERVICE']._serialized_start=930
+  _globals['_RETRIEVERSERVICE']._serialized_end=1127
 # @@protoc_insertion_point(module_scope)

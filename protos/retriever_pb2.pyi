@@ -66,3 +66,31 @@ class PlanResponse(_message.Message):
     PLAN_FIELD_NUMBER: _ClassVar[int]
     plan: _common_pb2.Plan
     def __init__(self, plan: _Optional[_Union[_common_pb2.Plan, _Mapping]] = ...) -> None: ...
+
+class NearestRequest(_message.Message):
+    __slots__ = ("tenant", "user", "vector", "encoder_hash", "limit")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    VECTOR_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_HASH_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    user: str
+    vector: bytes
+    encoder_hash: str
+    limit: int
+    def __init__(self, tenant: _Optional[str] = ..., user: _Optional[str] = ..., vector: _Optional[bytes] = ..., encoder_hash: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class NearestResponse(_message.Message):
+    __slots__ = ("hits",)
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    hits: _containers.RepeatedCompositeFieldContainer[Neighbour]
+    def __init__(self, hits: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ...) -> None: ...
+
+class Neighbour(_message.Message):
+    __slots__ = ("entry_id", "similarity")
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    SIMILARITY_FIELD_NUMBER: _ClassVar[int]
+    entry_id: str
+    similarity: float
+    def __init__(self, entry_id: _Optional[str] = ..., similarity: _Optional[float] = ...) -> None: ...

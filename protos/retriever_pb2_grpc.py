@@ -39,6 +39,11 @@ class RetrieverServiceStub(object):
                 request_serializer=retriever__pb2.PlanRequest.SerializeToString,
                 response_deserializer=retriever__pb2.PlanResponse.FromString,
                 _registered_method=True)
+        self.Nearest = channel.unary_unary(
+                '/afterimage.retriever.v1.RetrieverService/Nearest',
+                request_serializer=retriever__pb2.NearestRequest.SerializeToString,
+                response_deserializer=retriever__pb2.NearestResponse.FromString,
+                _registered_method=True)
 
 
 class RetrieverServiceServicer(object):
@@ -51,6 +56,13 @@ class RetrieverServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Nearest(self, request, context):
+        """Find the entries whose prompts are nearest to an embedding, among those visible to a user of a tenant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RetrieverServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +70,11 @@ def add_RetrieverServiceServicer_to_server(servicer, server):
                     servicer.Plan,
                     request_deserializer=retriever__pb2.PlanRequest.FromString,
                     response_serializer=retriever__pb2.PlanResponse.SerializeToString,
+            ),
+            'Nearest': grpc.unary_unary_rpc_method_handler(
+                    servicer.Nearest,
+                    request_deserializer=retriever__pb2.NearestRequest.FromString,
+                    response_serializer=retriever__pb2.NearestResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +104,33 @@ class RetrieverService(object):
             '/afterimage.retriever.v1.RetrieverService/Plan',
             retriever__pb2.PlanRequest.SerializeToString,
             retriever__pb2.PlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Nearest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/afterimage.retriever.v1.RetrieverService/Nearest',
+            retriever__pb2.NearestRequest.SerializeToString,
+            retriever__pb2.NearestResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -129,9 +129,7 @@ def validate(
 
     Chooses a random seed when the client gave none (then `seed_given` is False). Raises InvalidRequestError.
     """
-    _check_text("prompt", message.prompt, settings.max_prompt_chars)
-    if not message.prompt.strip():
-        raise InvalidRequestError("prompt", "must not be empty")
+    check_prompt(message.prompt, settings)
     _check_text("negative_prompt", message.negative_prompt, settings.max_prompt_chars)
     _check_text("user", message.user, _MAX_USER_CHARS)
     _check_enums(message)
@@ -247,6 +245,13 @@ def page_token(token: str) -> str:
     if token and not is_id(token):
         raise InvalidRequestError("page_token", "must be the next_page_token of the page before, or empty", token[:100])
     return token
+
+
+def check_prompt(prompt: str, settings: Settings) -> None:
+    """Raise InvalidRequestError for an empty prompt, and for one that is too long or no text."""
+    _check_text("prompt", prompt, settings.max_prompt_chars)
+    if not prompt.strip():
+        raise InvalidRequestError("prompt", "must not be empty")
 
 
 def _check_text(field: str, text: str, limit: int) -> None:

@@ -29,7 +29,7 @@ from services.retriever.tables import Known, Tables
 from shared.bus import Subscription
 from shared.domain.errors import AfterimageError, InvalidRequestError
 from shared.domain.messages import EntriesCached, EntriesEvicted, Message
-from shared.domain.types import Modality, Plan, PlanSource
+from shared.domain.types import IndexFilter, Modality, Plan, PlanSource, visible_owners
 from shared.models.card_lookup import of_images
 from shared.models.k_table import EncoderId
 from shared.runtime import rpc
@@ -39,6 +39,8 @@ from shared.service import Context
 
 Planned: TypeAlias = Plan  # inside the servicer its rpc hides the name
 EMBEDDER_TIMEOUT_S = 30.0
+MOST_NEAREST = 500
+"""Most entries of one answer to Nearest."""
 
 
 class RetrieverService(pb_grpc.RetrieverServiceServicer):
@@ -122,6 +124,16 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         if not asked.question.request.named_job:
             count_plan(plan, asked.question.request)
         return pb.PlanResponse(plan=plan_to_proto(plan))
+
+    async def Nearest(self, request: pb.NearestRequest, context: Any) -> pb.NearestResponse:
+        vector = vector_in(request.vector)
+        if vector is None:
+            raise InvalidRequestError("vector", "must be there")
+        if not 1 <= request.limit <= MOST_NEAREST:
+            raise InvalidRequestError("limit", f"must be from 1 to {MOST_NEAREST}", request.limit)
+        where = IndexFilter(owners=visible_owners(request.tenant, request.user), encoder_hash=request.encoder_hash)
+        hits = await self._backends.index.search("whole", vector, where, request.limit)
+        return pb.NearestResponse(hits=[pb.Neighbour(entry_id=one.entry_id, similarity=one.similarity) for one in hits])
 
     async def _start(self, asked: Asked, message: pb.PlanRequest) -> Planned:
         request = asked.question.request

@@ -79,6 +79,44 @@ async def test_gallery_keeps_few_cells_of_many_jobs(page: Any, served: House) ->
     assert "denoise" in await dialog.inner_text()
 
 
+async def test_gallery_searches_by_similarity(page: Any, served: House) -> None:
+    near = await served.client.generate("a blue fish under water", steps=5, seed=31)
+    far = await served.client.generate("a red fox in the snow", steps=5, seed=32)
+    await to(page, "gallery")
+    await page.get_by_role("combobox", name="Search by").select_option("alike")
+    await page.fill("#search", "a blue fish in the water")
+    await page.get_by_role("status").filter(has_text="the most similar first").wait_for()
+    shown = await page.locator(".cell").evaluate_all("cells => cells.map((one) => one.dataset.id)")
+    assert shown.index(near.job.id) < shown.index(far.job.id)
+    assert re.search(r"similarity 0\.\d{3}", await page.locator(f".cell[data-id='{near.job.id}']").inner_text())
+    await to(page, f"gallery/{far.job.id}")
+    await page.get_by_role("button", name="Similar ones").click()
+    await page.locator(".cell").first.and_(page.locator(f"[data-id='{far.job.id}']")).wait_for()
+
+
+async def test_a_dropped_file_starts_an_image(page: Any, served: House) -> None:
+    drop = """async (png) => {
+      const bytes = Uint8Array.from(png), carried = new DataTransfer();
+      carried.items.add(new File([bytes], 'own.png', { type: 'image/png' }));
+      const event = { dataTransfer: carried, bubbles: true, cancelable: true };
+      for (const kind of ['dragover', 'drop'])
+        document.querySelector('main').dispatchEvent(new DragEvent(kind, event));
+    }"""
+    await to(page, "gallery")
+    await page.locator("h1", has_text="Gallery").wait_for()
+    await page.evaluate(drop, list((await served.client.generate("a fox to take along", steps=5, seed=41)).png))
+    await page.get_by_text("own.png").wait_for()
+    assert await page.get_by_alt_text("The image to start from").evaluate("one => one.decode().then(() => true)")
+    await page.fill("textarea", "a fox from a file")
+    await page.fill("[name=num_inference_steps]", "10")
+    await page.fill("[name=strength]", "0.5")
+    await page.get_by_role("button", name="Generate").click()
+    card = page.locator("article", has_text="a fox from a file").first
+    await card.get_by_text("Started after step 5 of 10 from a given image").wait_for()
+    await page.get_by_role("button", name="Leave out").click()
+    assert await page.locator(".given").is_hidden()
+
+
 async def test_jobs_cache_and_fleet_show_what_is_there(page: Any, served: House) -> None:
     await served.client.generate("a fox for the lists", steps=5, seed=5)
     await to(page, "jobs")

@@ -20,13 +20,15 @@ from services.gateway.console.job_json import detail, summary
 from services.gateway.console.live import Live
 from services.gateway.console.operations import Operations
 from services.gateway.console.sessions import COOKIE, LIFETIME_S, Sessions, cookie_of
+from services.gateway.console.similar import Similar
 from services.gateway.http.api import Api
 from services.gateway.http.events import EVENTS, HEADERS, HEARTBEAT_S
 from services.gateway.http.fields import Fields, ImageFields, VideoFields
 from services.gateway.http.identity import principal
-from services.gateway.http.requests import image_request, video_request
+from services.gateway.http.images import edit_fields
+from services.gateway.http.requests import edit_request, image_request, video_request
 from services.gateway.own_jobs import note_admin, own_job
-from services.gateway.validation import Caller, caller_of, image_count, page_token
+from services.gateway.validation import Caller, caller_of, check_prompt, image_count, page_token
 from shared.client.views import picture_of
 from shared.domain.errors import AfterimageError, PermissionDeniedError
 from shared.domain.identity import Role
@@ -69,7 +71,7 @@ def operator(request: Request) -> None:
         raise PermissionDeniedError(f"this view needs a key with the role {Role.OPERATOR}")
 
 
-def routes(api: Api, sessions: Sessions, live: Live, operations: Operations) -> APIRouter:
+def routes(api: Api, sessions: Sessions, live: Live, operations: Operations, similar: Similar) -> APIRouter:
     """Return the routes of the console's data."""
     router = APIRouter(prefix="/console/api", include_in_schema=False)
 
@@ -135,6 +137,16 @@ def routes(api: Api, sessions: Sessions, live: Live, operations: Operations) -> 
             row["position"] = await api.jobs.position(row["id"])
         return JSONResponse({"jobs": rows, "next": more}, headers=_NO_STORE)
 
+    @router.get("/similar")
+    async def alike(request: Request, prompt: str) -> Response:
+        """Return the caller's jobs whose prompts are nearest to a text, the nearest first."""
+        who = user(request)
+        check_prompt(prompt, api.settings)
+        note_admin(who, api.settings.data_dir, "search jobs", f"tenant {who.tenant}")
+        found = await similar.jobs(prompt, who)
+        rows = [summary(job) | {"alike": similarity} for job, similarity in found]
+        return JSONResponse({"jobs": rows}, headers=_NO_STORE)
+
     @router.post("/jobs")
     async def generate(request: Request, fields: GenerateFields) -> Response:
         """Accept a request for images, and return its jobs without waiting for them."""
@@ -143,6 +155,13 @@ def routes(api: Api, sessions: Sessions, live: Live, operations: Operations) -> 
             message.from_job = fields.from_job
         if fields.strength is not None:
             message.strength = fields.strength
+        return await _accepted(api, user(request), message, image_count(fields.n or 1, api.settings))
+
+    @router.post("/edits")
+    async def edit(request: Request) -> Response:
+        """Accept a form's request for images that start from its file, and return its jobs."""
+        fields, files = await edit_fields(request)
+        message = edit_request(fields, files["image"], files.get("mask", b""), api.models)
         return await _accepted(api, user(request), message, image_count(fields.n or 1, api.settings))
 
     @router.post("/clips")

@@ -14,7 +14,7 @@ POLICY = "; ".join(
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
-        "img-src 'self' data:",  # previews arrive in events
+        "img-src 'self' data: blob:",  # previews arrive in events; a file to start from is shown before it is sent
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",

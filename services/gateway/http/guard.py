@@ -27,7 +27,7 @@ BODY_S = 30.0
 """Seconds in which a body must arrive."""
 LAST_S = 1.0
 """Seconds for the last event of a stream whose key ended; a client that does not read it is disconnected."""
-_UPLOADS = ("/v1/images/edits", "/v1/videos")
+_UPLOADS = ("/v1/images/edits", "/v1/videos", "/console/api/edits")
 """Paths whose forms may have files."""
 _FIELDS_BYTES, _CHAR_BYTES = 2**16, 12
 """Most bytes of all fields but the two prompts; most bytes of a character in JSON (two escaped surrogates)."""

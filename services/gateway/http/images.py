@@ -70,7 +70,7 @@ def routes(api: Api) -> APIRouter:
         request: Request, idempotency_key: IdempotencyKey = None, last_event_id: LastEventId = None
     ) -> Response:
         """Generate images that start from an uploaded one, whole or where a mask is transparent."""
-        fields, files = await _edit_fields(request)
+        fields, files = await edit_fields(request)
         message = edit_request(fields, files["image"], files.get("mask", b""), api.models)
         return await _answered(request, api, fields, message)
 
@@ -117,7 +117,7 @@ async def _answered(request: Request, api: Api, fields: ImageFields, message: pb
     return JSONResponse(await unless_gone(request, _generated(api, answers, who, message, count)))
 
 
-async def _edit_fields(request: Request) -> tuple[EditFields, dict[str, bytes]]:
+async def edit_fields(request: Request) -> tuple[EditFields, dict[str, bytes]]:
     """Read the form. Raises HttpError and RequestValidationError."""
     if media_type(request) != MULTIPART:
         raise HttpError(400, f"Content-Type: must be {MULTIPART}", "Content-Type", "content_type")

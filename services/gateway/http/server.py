@@ -15,6 +15,7 @@ from services.gateway.console import console
 from services.gateway.console.live import Live
 from services.gateway.console.operations import Operations
 from services.gateway.console.sessions import Sessions
+from services.gateway.console.similar import Similar
 from services.gateway.http.api import Api
 from services.gateway.http.app import app_of
 from services.gateway.http.identity import Callers
@@ -50,7 +51,9 @@ class HttpServer:
         api = Api(settings, calls, models, jobs, callers, signer, context.readiness, time.time())
         tls = https_of(settings)
         config = uvicorn.Config(
-            app_of(api, console.routes(api, sessions, Live(context, calls), Operations(context))),
+            app_of(
+                api, console.routes(api, sessions, Live(context, calls), Operations(context), Similar(context, jobs))
+            ),
             http="h11",
             ws="none",
             lifespan="off",

@@ -42,7 +42,7 @@ export function when(time) {
 }
 
 export const SOURCES = {
-  noise: "from noise", latent: "cached latent", image: "cached image", stitched: "two latents", exact: "exact repeat",
+  noise: "from noise", latent: "cached latent", image: "cached image", stitched: "two latents", exact: "exact repeat", upload: "given image",
 };
 export const source = (name, more) => h("span", { class: `source s-${name}` }, SOURCES[name] || name, more);
 

@@ -1,16 +1,25 @@
 /* Gallery: the caller's jobs in a window of as many cells as the screen shows, however many there are. */
 
 import { SOURCES, empty, h, percent, plural, put, source } from "./dom.js";
-import { jobs, on } from "./server.js";
+import { ask, jobs, on } from "./server.js";
 import { compare, picture } from "./job.js";
 
 const CELL = 152, TEXT = 48, SPARE = 2; // least width and added height in pixels; rows beyond the edge
 
+let wish = ""; // text to search by similarity, as another view asked
+export function alike(prompt) {
+  wish = prompt;
+  location.hash = "gallery";
+  dispatchEvent(new Event("wish"));
+}
+
 export function show(main) {
   const picked = [];
+  let near = new Map(), about = "", typing = 0; // id → similarity to `about`, the nearest first
   let found = [], columns = 1, size = CELL, focused = 0, wanted = 0;
   const select = (name, all, options) => h("select", { "aria-label": name, onchange: filter }, h("option", { value: "" }, all), options.map(([value, text]) => h("option", { value }, text)));
   const search = h("input", { id: "search", type: "search", placeholder: "Search prompts ( / )", "aria-label": "Search prompts", oninput: filter });
+  const how = h("select", { "aria-label": "Search by", onchange: filter }, h("option", { value: "" }, "by words"), h("option", { value: "alike" }, "by similarity"));
   const state = select("State", "any state", ["succeeded", "running", "queued", "failed", "cancelled"].map((one) => [one, one]));
   const from = select("Start", "any start", Object.entries(SOURCES));
   const kind = select("Kind", "images and clips", [["image", "images"], ["video", "clips"]]);
@@ -21,7 +30,7 @@ export function show(main) {
   const view = h("div", { class: "window", onscroll: schedule, onkeydown: keys, onfocusin: (event) => { focused = Number(event.target.dataset.at ?? focused); } }, spacer, cells);
   const nothing = h("div");
   main.querySelector(".head").append(told);
-  main.append(h("div", { class: "filters" }, search, state, from, kind, both), failed, nothing, view);
+  main.append(h("div", { class: "filters" }, search, how, state, from, kind, both), failed, nothing, view);
   const resized = new ResizeObserver(schedule);
   resized.observe(view);
 
@@ -30,14 +39,35 @@ export function show(main) {
       && words.every((word) => job.found.includes(word));
   }
   function filter() {
-    const words = search.value.trim().toLowerCase().split(/\s+/);
-    found = jobs.all().filter((job) => matches(job, words));
+    const text = search.value.trim();
+    if (how.value && text) {
+      if (text !== about) { clearTimeout(typing); typing = setTimeout(() => nearest(text), 300); }
+      found = [...near.keys()].map(jobs.get).filter((job) => job && matches(job, []));
+    } else {
+      about = ""; near = new Map();
+      found = jobs.all().filter((job) => matches(job, text.toLowerCase().split(/\s+/)));
+    }
     const steps = found.reduce((sum, job) => sum + (job.state === "succeeded" ? job.steps : 0), 0), saved = found.reduce((sum, job) => sum + job.steps_saved, 0);
-    put(told, `${plural(found.length, "job")}${jobs.complete ? "" : " so far"}${steps ? `, ${percent(saved / steps)} of their steps saved` : ""}`);
-    const none = jobs.complete && !found.length;
+    put(told, `${plural(found.length, "job")}${about ? " in the cache, the most similar first" : jobs.complete ? "" : " so far"}${steps ? `, ${percent(saved / steps)} of their steps saved` : ""}`);
+    const none = (jobs.complete || about) && !found.length;
     view.hidden = none;
     put(nothing, none ? empty(jobs.all().length ? "No job fits these filters." : "No jobs yet. Images that you generate appear here.") : null);
     schedule();
+  }
+  async function nearest(text) {
+    try {
+      const answer = await ask(`similar?prompt=${encodeURIComponent(text)}`);
+      if (text !== search.value.trim()) return;
+      about = text;
+      near = new Map(answer.jobs.map((job) => [jobs.merge(job).id, job.alike]));
+      failed.hidden = true; view.scrollTop = 0;
+      filter();
+    } catch (error) { failed.hidden = false; put(failed, error.message); }
+  }
+  function wished() {
+    if (!wish) return;
+    search.value = wish; how.value = "alike"; wish = "";
+    filter();
   }
   function schedule() { wanted ||= requestAnimationFrame(() => { wanted = 0; layout(); }); }
 
@@ -52,7 +82,7 @@ export function show(main) {
     const first = Math.max(Math.floor(view.scrollTop / high) - SPARE, 0) * columns;
     const last = Math.min((Math.ceil((view.scrollTop + view.clientHeight) / high) + SPARE) * columns, found.length);
     focused = Math.min(focused, Math.max(found.length - 1, 0));
-    const keys = found.slice(first, last).map((job) => `${job.id} ${job.state}`), keep = new Set(keys);
+    const keys = found.slice(first, last).map((job) => `${job.id} ${job.state} ${near.get(job.id) ?? ""}`), keep = new Set(keys);
     for (const [key, cell] of drawn) if (!keep.has(key)) { cell.remove(); drawn.delete(key); }
     let next = cells.firstChild; // cells stay in reading order, and those that stay are not moved: moving loses focus
     for (let at = first; at < last; at += 1) {
@@ -65,12 +95,12 @@ export function show(main) {
       cell.dataset.at = at;
       cell.tabIndex = at === focused || (at === first && (focused < first || focused >= last)) ? 0 : -1;
     }
-    if (!jobs.complete && (last >= found.length - 4 * columns || search.value)) more();
+    if (!jobs.complete && !about && (last >= found.length - 4 * columns || search.value)) more();
   }
   function make(job) {
     const cell = h("button", { class: "cell", "aria-pressed": picked.includes(job.id) ? "true" : "false", title: job.prompt,
       onclick: (event) => { focused = Number(cell.dataset.at); event.shiftKey || event.ctrlKey || event.metaKey ? pick(job.id) : (location.hash = `gallery/${job.id}`); } },
-      picture(job, { thumb: true }), h("b", {}, job.prompt), job.steps_saved ? h("span", { class: `source s-${job.source}` }, `${job.source}: ${job.steps_saved} of ${job.steps} saved`) : source(job.source));
+      picture(job, { thumb: true }), h("b", {}, job.prompt), near.has(job.id) ? h("span", { class: `source s-${job.source}` }, `similarity ${near.get(job.id).toFixed(3)}`) : job.steps_saved ? h("span", { class: `source s-${job.source}` }, `${job.source}: ${job.steps_saved} of ${job.steps} saved`) : source(job.source));
     cell.dataset.id = job.id;
     cell.querySelector(".frame").style.aspectRatio = "1";
     return cell;
@@ -102,8 +132,10 @@ export function show(main) {
   }
   const offs = [on("list", filter), on("job", () => { clearTimeout(later); later = setTimeout(filter, 200); })];
   let later = 0;
+  addEventListener("wish", wished);
   filter();
+  wished();
   more();
   view.setAttribute("aria-description", "Arrow keys move, Enter opens, c picks an image to compare");
-  return () => { offs.forEach((off) => off()); resized.disconnect(); clearTimeout(later); };
+  return () => { offs.forEach((off) => off()); resized.disconnect(); clearTimeout(later); clearTimeout(typing); removeEventListener("wish", wished); };
 }

@@ -7,6 +7,13 @@ import { axis, compare, left, origin, picture, why } from "./job.js";
 const asked = []; // ids of this tab's jobs, newest first
 let draft = {};
 
+/* Show the form with a file of an image to start from. */
+export function begin(file) {
+  draft = { file };
+  location.hash = "generate";
+  dispatchEvent(new Event("draft"));
+}
+
 /* Fill the form from a job, and show it. */
 export function again(job, more) {
   draft = { prompt: job.prompt, model: job.kind === "video" ? "clip" : job.model, width: job.width, height: job.height, negative_prompt: job.negative_prompt, ...more };
@@ -39,7 +46,18 @@ export function show(main) {
     strength: h("input", { name: "strength", type: "number", min: 0.05, max: 1, step: 0.05, value: 0.8 }),
   };
   const label = (text, control) => h("label", {}, text, control);
-  const start = h("div", { class: "fields", hidden: true }, label("start from job", input.from), label("strength", input.strength), h("button", { type: "button", onclick: () => { start.hidden = true; input.from.value = ""; } }, "Leave out"));
+  const file = h("input", { type: "file", accept: "image/png,image/jpeg,image/webp", onchange: () => take(file.files[0]) });
+  const seen = h("img", { alt: "The image to start from" }), given = h("div", { class: "given", hidden: true }, seen, h("span", { class: "small grow" }));
+  const job = label("start from job", input.from);
+  const start = h("div", { class: "fields", hidden: true }, job, label("strength", input.strength), h("button", { type: "button", onclick: () => { input.from.value = ""; take(null); } }, "Leave out"));
+  let picture = null;
+  /* Start from this file; null: from none. */
+  function take(one) {
+    picture = one || null;
+    URL.revokeObjectURL(seen.src);
+    if (picture) { input.from.value = ""; seen.src = URL.createObjectURL(picture); put(given.lastChild, picture.name); } else file.value = "";
+    given.hidden = !picture; job.hidden = !input.from.value; start.hidden = !picture && !input.from.value;
+  }
   const failed = h("p", { class: "error", role: "alert", hidden: true }), submit = h("button", { class: "primary" }, "Generate");
   const results = h("div", { class: "results" });
 
@@ -52,7 +70,13 @@ export function show(main) {
     };
     const width = number(input.width), height = number(input.height);
     if (input.model.value === "clip") return { ...common, size: width && height ? `${width}x${height}` : undefined };
-    return { ...common, width, height, model: input.model.value, n: number(input.n) || 1, from_job: input.from.value || undefined, strength: input.from.value ? number(input.strength) : undefined };
+    return { ...common, width, height, model: input.model.value, n: number(input.n) || 1, from_job: input.from.value || undefined, strength: input.from.value || picture ? number(input.strength) : undefined };
+  }
+  function form_of() {
+    const made = new FormData(), seed = input.seed.value.trim();
+    for (const [name, value] of Object.entries({ ...fields(), seed: seed || undefined })) if (value !== undefined) made.append(name, value);
+    made.append("image", picture);
+    return made;
   }
   /* Seeds go up to 2^64 − 1, which JSON.stringify cannot write as a number. */
   const body = () => { const made = JSON.stringify(fields()), seed = input.seed.value.trim(); return seed ? `${made.slice(0, -1)},"seed":${seed}}` : made; };
@@ -63,7 +87,8 @@ export function show(main) {
     failed.hidden = true;
     try {
       const clip = input.model.value === "clip";
-      const answer = await ask(clip ? "clips" : "jobs", "POST", body());
+      if (clip && picture) throw new Error("A clip cannot start from a file here: leave it out, or send it to /v1/videos as input_reference.");
+      const answer = await (picture ? ask("edits", "POST", form_of()) : ask(clip ? "clips" : "jobs", "POST", body()));
       for (const job of answer.jobs) { jobs.merge(job); asked.unshift(job.id); }
       asked.length = Math.min(asked.length, 40);
       redraw();
@@ -71,7 +96,7 @@ export function show(main) {
     submit.disabled = false;
   }
 
-  const form = h("form", { class: "panel stack", onsubmit: send }, label("prompt", input.prompt), start,
+  const form = h("form", { class: "panel stack", onsubmit: send }, label("prompt", input.prompt), label("start from a file (or drop it anywhere)", file), given, start,
     h("div", { class: "fields" }, label("model", input.model), label("images", input.n), label("width", input.width), label("height", input.height), label("steps", input.steps), label("seed", input.seed)),
     h("details", {}, h("summary", {}, "More options"), h("div", { class: "stack" }, label("not in the image", input.negative_prompt),
       h("div", { class: "fields" }, label("guidance", input.guidance), label("cache", input.cache), label("variation", input.variation), label("who may reuse", input.scope), label("deadline, s", input.deadline), label("priority", input.priority)),
@@ -85,12 +110,12 @@ export function show(main) {
     put(results, asked.map((id) => { if (!cards.has(id)) cards.set(id, card(id)); return cards.get(id).node; }));
   }
   function fill() {
-    for (const [name, value] of Object.entries(draft)) {
+    for (const [name, value] of Object.entries({ from_job: draft.prompt ? "" : input.from.value, ...draft })) {
       const control = { num_inference_steps: input.steps, from_job: input.from }[name] || input[name];
       if (control) control.value = value;
     }
     if (draft.n && !draft.seed) input.seed.value = "";
-    start.hidden = !input.from.value;
+    if (draft.file || draft.prompt) take(draft.file);
     draft = {};
     input.prompt.focus();
   }

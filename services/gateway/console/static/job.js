@@ -3,6 +3,7 @@
 import { SOURCES, degradation, h, percent, plural, put, seconds, source, svg, when } from "./dom.js";
 import { ask, imageOf, jobs, on } from "./server.js";
 import { again } from "./generate.js";
+import { alike } from "./gallery.js";
 
 /* The step axis: skipped steps pale, run steps full. */
 export function axis(job) {
@@ -53,7 +54,7 @@ export function picture(job, { thumb = false, alt = "" } = {}) {
 /* The image that a job started from, or the reason why it is not shown. */
 export function origin(job) {
   const ids = job.from_job ? [job.from_job] : job.sources;
-  if (!ids.length) return job.source === "noise" ? null : h("figure", {}, h("div", { class: "frame" }, h("span", {}, "another caller’s entry")), h("figcaption", {}, "source"));
+  if (!ids.length) return ["noise", "upload"].includes(job.source) ? null : h("figure", {}, h("div", { class: "frame" }, h("span", {}, "another caller’s entry")), h("figcaption", {}, "source"));
   return ids.slice(0, 2).map((id) => {
     const frame = h("button", { class: "frame", "aria-label": "Open the source", onclick: () => { location.hash = `${location.hash.slice(1).split("/")[0] || "gallery"}/${id}`; } });
     frame.append(h("img", { src: imageOf(id), alt: "The image that this one started from", onerror: () => { frame.disabled = true; put(frame, h("span", {}, "the source’s job has expired")); } }));
@@ -137,6 +138,7 @@ function render(body, job) {
         done ? h("a", { class: "button", href: imageOf(job.id), download: `${job.id}.png` }, "Download") : null,
         done && job.kind === "image" ? h("button", { onclick: () => go({ n: 4, variation: "auto" }) }, "Four variations") : null,
         done && job.kind === "image" ? h("button", { onclick: () => go({ from_job: job.id }) }, "Start from this") : null,
+        h("button", { onclick: () => { closeJob(); alike(job.prompt); } }, "Similar ones"),
         h("button", { onclick: () => go({}) }, "Same options"),
         job.ended_at ? null : h("button", { onclick: () => ask(`jobs/${job.id}`, "DELETE").then(jobs.merge) }, "Cancel"))),
     h("div", { class: "stack" },

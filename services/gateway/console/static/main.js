@@ -108,4 +108,14 @@ addEventListener("keydown", (event) => {
   if (event.target.matches("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "/" && shown === "gallery") { event.preventDefault(); document.getElementById("search")?.focus(); }
 });
+/* A file that is dropped on the page starts an image; the browser would show it in place of the console. */
+const carried = (event) => event.dataTransfer?.types.includes("Files") && ["generate", "gallery"].includes(shown);
+addEventListener("dragover", (event) => { if (carried(event)) { event.preventDefault(); main.classList.add("dropping"); } });
+addEventListener("dragleave", (event) => { if (!event.relatedTarget) main?.classList.remove("dropping"); });
+addEventListener("drop", (event) => {
+  if (!carried(event)) return;
+  event.preventDefault();
+  main.classList.remove("dropping");
+  generate.begin(event.dataTransfer.files[0]);
+});
 start();

@@ -13,10 +13,11 @@ export class Refused extends Error {
 export async function ask(path, method = "GET", body = undefined) {
   const headers = {};
   if (method !== "GET" && session.data?.csrf) headers["X-CSRF-Token"] = session.data.csrf;
-  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const form = body instanceof FormData; // the browser names its type
+  if (body !== undefined && !form) headers["Content-Type"] = "application/json";
   let answer;
   try {
-    answer = await fetch(BASE + path, { method, headers, body: typeof body === "object" ? JSON.stringify(body) : body });
+    answer = await fetch(BASE + path, { method, headers, body: typeof body === "object" && !form ? JSON.stringify(body) : body });
   } catch {
     throw new Refused(0, { error: { message: "The server cannot be reached. Try again in a moment." } });
   }
@@ -65,7 +66,7 @@ export function connect() {
 /* ---- jobs: newest first, read page by page ---- */
 
 const known = new Map();
-let order = [], next = "", started = false, loading = null;
+let order = [], next = "", started = false, loading = null, back = ""; // back: oldest id of the pages that were read
 export const jobs = {
   get: (id) => known.get(id),
   all: () => order,
@@ -96,7 +97,7 @@ export const jobs = {
   async refresh() {
     const page = await ask("jobs?limit=100");
     page.jobs.forEach(jobs.merge);
-    if (!started) { next = page.next; started = true; }
+    if (!started) { next = page.next; started = true; back = page.jobs.at(-1)?.id ?? ""; }
     dispatch("list", {});
   },
   /* Read the next page; one at a time. */
@@ -106,7 +107,7 @@ export const jobs = {
       try {
         const page = await ask(`jobs?limit=200&after=${encodeURIComponent(next)}`);
         page.jobs.forEach(jobs.merge);
-        next = page.next; started = true;
+        next = page.next; started = true; back = page.jobs.at(-1)?.id ?? back;
         dispatch("list", {});
       } finally { loading = null; }
     })();
@@ -114,7 +115,7 @@ export const jobs = {
   },
   /* Read pages until the list reaches back to this id: all its descendants are newer. */
   async until(id) {
-    while (!jobs.complete && (!order.length || order[order.length - 1].id > id)) await jobs.more();
+    while (!jobs.complete && (!back || back > id)) await jobs.more();
   },
-  forget() { known.clear(); order = []; next = ""; started = false; },
+  forget() { known.clear(); order = []; next = ""; started = false; back = ""; },
 };

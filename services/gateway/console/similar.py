@@ -1,0 +1,54 @@
+"""Search of a caller's own images by the similarity of their prompts to a text."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from protos import embedder_pb2, retriever_pb2
+from protos.embedder_pb2_grpc import EmbedderServiceStub
+from protos.retriever_pb2_grpc import RetrieverServiceStub
+from services.gateway.fanout import Rows
+from services.gateway.response_checks import check_vector
+from services.gateway.validation import Caller
+from shared.domain.errors import NotFoundError, UnreadableRowError
+from shared.domain.identity import under
+from shared.domain.types import Job
+from shared.runtime import rpc
+from shared.service import Context
+
+TIMEOUT_S = 10.0
+MOST = 100
+"""Most entries that one search reads."""
+
+
+class Similar:
+    """Finds what is in the cache: an image leaves the search with its last cached state."""
+
+    def __init__(self, context: Context, jobs: Rows) -> None:
+        self._context, self._jobs = context, jobs
+
+    async def jobs(self, text: str, who: Caller) -> list[tuple[Job, float]]:
+        """Return the caller's jobs and the cosine of their prompts to the text, the nearest first. Private entries are
+        found under no label of the caller's users. Raises the error of the embedder or the retriever."""
+        embedder: Any = EmbedderServiceStub(self._context.channel("embedder"))
+        embedded = await rpc.call(embedder.EmbedText, embedder_pb2.EmbedTextRequest(texts=[text]), timeout_s=TIMEOUT_S)
+        message = retriever_pb2.NearestRequest(
+            tenant=who.tenant,
+            user=under(who.subject, ""),
+            vector=check_vector(embedded.embeddings[0].vector),
+            encoder_hash=embedded.encoder_hash,
+            limit=MOST,
+        )
+        retriever: Any = RetrieverServiceStub(self._context.channel("retriever"))
+        found = await rpc.call(retriever.Nearest, message, timeout_s=TIMEOUT_S)
+        jobs = await asyncio.gather(*(self._own(hit.entry_id, who) for hit in found.hits))
+        return [(job, hit.similarity) for job, hit in zip(jobs, found.hits, strict=True) if job is not None]
+
+    async def _own(self, job_id: str, who: Caller) -> Job | None:
+        """Return the job of an entry, which has its id; None for another caller's, and where it has expired."""
+        try:
+            job = await self._jobs.get(job_id)
+        except (NotFoundError, UnreadableRowError):
+            return None
+        return job if who.may_see(job.request.tenant, job.request.user) else None
