@@ -161,6 +161,8 @@ class Live:
                     self._tell_fleet({"away": rpc.from_rpc_error(error).outside})
                 except AfterimageError as error:
                     self._tell_fleet({"away": error.outside})
+                except grpc.aio.UsageError:  # the channel is closed: this process ends
+                    return
                 await asyncio.sleep(RETRY_S)
         finally:
             self.fleet = None
