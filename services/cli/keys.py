@@ -14,7 +14,7 @@ from services.cli.display.tables import Column, fitted
 from services.cli.display.words import wide
 from services.cli.embedded import settings_from
 from shared.domain.errors import InvalidRequestError
-from shared.domain.identity import ANONYMOUS, ApiKey, Role, issued, principal_of
+from shared.domain.identity import ANONYMOUS, ApiKey, Role, issued, principal_of, rate_of
 from shared.runtime.audit import local_actor, recorded
 
 if TYPE_CHECKING:
@@ -42,12 +42,20 @@ def create(
         list[str] | None, typer.Option(help="user, publisher, tenant-admin or operator; give it again for several.")
     ] = None,
     days: Annotated[float | None, typer.Option(min=0.0, help="Days until the key expires; without: never.")] = None,
+    rate: Annotated[
+        str | None, typer.Option(help="Calls that each gateway takes, such as 2/s, 30/min or 500/h; without: no limit.")
+    ] = None,
+    burst: Annotated[int | None, typer.Option(help="Calls at once. Default: those of ten seconds, at least 1.")] = None,
 ) -> None:
     """Create a key and print it once: the catalog has only its sha256.
 
-    Examples: afterimage keys create alice --tenant acme --days 90 · afterimage keys create ops --role operator
+    Examples: afterimage keys create alice --tenant acme --days 90 · afterimage keys create ops --role operator ·
+    afterimage keys create bot --rate 2/s --burst 20
     """
-    key, text = issued(principal_of(tenant, subject, role or [Role.USER]))
+    if burst is not None and rate is None:
+        raise InvalidRequestError("burst", "needs rate", burst)
+    limit = None if rate is None else rate_of(rate, burst)
+    key, text = issued(principal_of(tenant, subject, role or [Role.USER]), rate=limit)
     lifetime_s = None if days is None else _seconds("days", days, MOST_DAYS) * DAY_S
     _in_catalog(lambda catalog: catalog.keys.add(key, lifetime_s), "create", f"{key.id} {tenant}/{subject}")
     typer.echo(text)
@@ -65,6 +73,7 @@ def list_keys() -> None:
         Column("tenant"),
         Column("subject"),
         Column("roles", leave=1),
+        Column("rate", leave=3),
         Column("created", leave=2),
         Column("ends"),
     )
@@ -75,7 +84,8 @@ def list_keys() -> None:
 def _row(key: ApiKey) -> tuple[str, ...]:
     who = key.principal
     ends = f"revoked {_day(key.revoked_at)}" if key.revoked_at else _day(key.expires_at) if key.expires_at else "never"
-    return key.id, who.tenant, who.subject, ", ".join(sorted(who.roles)), _day(key.created_at), ends
+    roles, rate = ", ".join(sorted(who.roles)), str(key.rate or "")
+    return key.id, who.tenant, who.subject, roles, rate, _day(key.created_at), ends
 
 
 def _day(at: float) -> str:
@@ -89,7 +99,7 @@ def rotate(
         float, typer.Option("--overlap-s", min=0.0, help="Seconds that the old key still works.")
     ] = DAY_S,
 ) -> None:
-    """Print a new key of the same tenant, subject, roles and lifetime; the old key ends after the overlap.
+    """Print a new key of the same tenant, subject, roles, rate and lifetime; the old key ends after the overlap.
 
     A key is rotated once: where its new text got lost, revoke the new key and create another one.
 

@@ -128,11 +128,11 @@ class GatewayService(GatewayServiceServicer):
         self, request_iterator: AsyncIterator[pb.GenerateFromImageRequest], context: Any
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         caller = _caller(context)
-        with contextlib.ExitStack() as calling_on:
+        with contextlib.ExitStack() as open_call:
             with self._receiving.by(caller.owner):
                 request = await self._receiving.whole(request_iterator)
                 count = image_count(request.n, self._context.settings)
-                calls = calling_on.enter_context(self._calls.open(count))
+                calls = open_call.enter_context(self._calls.open(count))
                 await self._calls.accept(calls, request.request, caller, durable=True, previews=request.previews)
                 request.ClearField("request")  # frees the image
             async for response in self._calls.stream(calls, previews=request.previews):

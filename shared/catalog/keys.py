@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from shared.catalog.engines.database import Database
 from shared.catalog.tables import api_keys, insert, now_s
 from shared.domain.errors import ConflictError, NotFoundError
-from shared.domain.identity import ApiKey, Principal, Role
+from shared.domain.identity import ApiKey, Principal, Rate, Role
 
 c = api_keys.c
 _NOW: Any = now_s()
@@ -28,6 +28,8 @@ def _add(connection: sa.Connection, key: ApiKey, lifetime_s: float | None, repla
             created_at=_NOW,
             expires_at=None if lifetime_s is None else _NOW + lifetime_s,
             replaces=replaces,
+            rate_per_s=key.rate.per_s if key.rate else None,
+            burst=key.rate.burst if key.rate else None,
         )
     )
 
@@ -50,7 +52,8 @@ def _read(connection: sa.Connection, live: bool) -> list[ApiKey]:
 def _key(row: Any) -> ApiKey:
     known = frozenset(Role(name) for name in row.roles.split() if name in set(Role))
     who = Principal(row.tenant, row.subject, known)
-    return ApiKey(row.id, row.digest, who, row.created_at, row.expires_at, row.revoked_at, row.replaces)
+    rate = None if row.rate_per_s is None or row.burst is None else Rate(row.rate_per_s, row.burst)
+    return ApiKey(row.id, row.digest, who, row.created_at, row.expires_at, row.revoked_at, row.replaces, rate)
 
 
 def _rotate(connection: sa.Connection, key_id: str, new_id: str, new_digest: str, overlap_s: float) -> ApiKey:
@@ -60,7 +63,7 @@ def _rotate(connection: sa.Connection, key_id: str, new_id: str, new_digest: str
     if newer := connection.execute(sa.select(c.id).where(c.replaces == key_id)).scalar():
         raise ConflictError(f"key {key_id!r}: was rotated to {newer!r}, which has its place; rotate or revoke that one")
     lifetime_s = None if old.expires_at is None else old.expires_at - old.created_at
-    key = ApiKey(new_id, new_digest, _key(old).principal)
+    key = ApiKey(new_id, new_digest, _key(old).principal, rate=_key(old).rate)
     _add(connection, key, lifetime_s, key_id)
     ends: Any = _NOW + overlap_s
     sooner = sa.case((sa.and_(c.expires_at.is_not(None), c.expires_at < ends), c.expires_at), else_=ends)
@@ -101,7 +104,7 @@ class Keys:
         return await self._database.read(_read, True)
 
     async def rotate(self, key_id: str, new_id: str, new_digest: str, overlap_s: float) -> ApiKey:
-        """Add a key of the same principal and lifetime; the old one works for `overlap_s` more seconds.
+        """Add a key of the same principal, lifetime and rate; the old one works for `overlap_s` more seconds.
 
         Raises NotFoundError for an id without a live key, and ConflictError for a key that was rotated before.
         """

@@ -245,6 +245,8 @@ api_keys = sa.Table(
     sa.Column("expires_at", sa.Double, nullable=True),
     sa.Column("revoked_at", sa.Double, nullable=True),
     sa.Column("replaces", sa.String(32), nullable=True),  # id of the key that a rotation replaced by this one
+    sa.Column("rate_per_s", sa.Double, nullable=True),  # calls per second; NULL: no limit
+    sa.Column("burst", sa.Integer, nullable=True),  # calls at once
     sa.Index("ix_api_keys_replaces", "replaces", unique=True),
 )
 

@@ -106,6 +106,13 @@ class LateError(OverloadedError):
     """
 
 
+class RateLimitError(OverloadedError):
+    """This API key sends more calls than its rate allows.
+
+    Send the request again after the retry delay. An operator makes keys with another rate (`afterimage keys create`).
+    """
+
+
 class UnavailableError(AfterimageError):
     """A service or server that this one needs does not answer.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import secrets
 from collections.abc import Iterable
@@ -18,6 +19,9 @@ BOOTSTRAP = "bootstrap"
 _PREFIX = "aik_"
 _TEXT = re.compile(r"aik_([a-z0-9]{1,32})\.([A-Za-z0-9_-]{43})")
 _SUBJECT = "key:"
+MOST_PER_S, MOST_BURST = 10_000, 1_000_000
+_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)/(s|min|h)")
 
 
 class Role(StrEnum):
@@ -44,6 +48,34 @@ ANONYMOUS = Principal("", "", frozenset({Role.USER, Role.PUBLISHER, Role.OPERATO
 
 
 @dataclass(frozen=True)
+class Rate:
+    """The calls that a key may send: `per_s` per second on average, and at most `burst` at once."""
+
+    per_s: float
+    burst: int
+
+    def __str__(self) -> str:
+        unit, seconds = next((one for one in _UNITS.items() if self.per_s * one[1] >= 1), ("h", 3600.0))
+        return f"{self.per_s * seconds:.6g}/{unit}, burst {self.burst}"
+
+
+def rate_of(text: str, burst: int | None = None) -> Rate:
+    """Return the rate of a text such as `2/s`, `30/min` or `500/h`. Raises InvalidRequestError.
+
+    burst: calls at once; None: as many as come in ten seconds, at least 1.
+    """
+    found = _RATE.fullmatch(text)
+    per_s = float(found[1]) / _UNITS[found[2]] if found else 0.0
+    if not 0 < per_s <= MOST_PER_S:
+        raise InvalidRequestError("rate", f"must be calls per s, min or h, such as 2/s, up to {MOST_PER_S}/s", text)
+    if burst is None:
+        burst = max(math.ceil(10 * per_s), 1)
+    if not 1 <= burst <= MOST_BURST:
+        raise InvalidRequestError("burst", f"must be from 1 to {MOST_BURST}", burst)
+    return Rate(per_s, burst)
+
+
+@dataclass(frozen=True)
 class ApiKey:
     """One key as the catalog has it, without its secret. Times are Unix seconds; None: never."""
 
@@ -55,15 +87,17 @@ class ApiKey:
     revoked_at: float | None = None
     replaces: str | None = None
     """Id of the key from which this one was rotated."""
+    rate: Rate | None = None
+    """None: no limit."""
 
     def expired(self, now: float) -> bool:
         return self.expires_at is not None and self.expires_at <= now
 
 
-def issued(principal: Principal, key_id: str = "") -> tuple[ApiKey, str]:
+def issued(principal: Principal, key_id: str = "", rate: Rate | None = None) -> tuple[ApiKey, str]:
     """Return a new key and its text, which has the only copy of the secret: 32 random bytes."""
     key_id, secret = key_id or secrets.token_hex(8), secrets.token_urlsafe(32)
-    return ApiKey(key_id, digest(secret), principal), f"{_PREFIX}{key_id}.{secret}"
+    return ApiKey(key_id, digest(secret), principal, rate=rate), f"{_PREFIX}{key_id}.{secret}"
 
 
 def digest(secret: str) -> str:

@@ -46,7 +46,8 @@ class Metrics:
         )
         self.door_refused = counter(
             "door_refused",
-            "Calls and HTTP requests that the door refused, by code: no key that works, or a key without the role.",
+            "Calls and HTTP requests that the door refused, by code: no key that works, a key without the role, "
+            "or one above its rate.",
             "code",
         )
         self.deadlines = counter(

@@ -17,7 +17,13 @@ from typing import Any
 import grpc
 
 from shared.catalog import Catalog, Keys
-from shared.domain.errors import AfterimageError, ConfigurationError, PermissionDeniedError, UnauthenticatedError
+from shared.domain.errors import (
+    AfterimageError,
+    ConfigurationError,
+    PermissionDeniedError,
+    RateLimitError,
+    UnauthenticatedError,
+)
 from shared.domain.identity import ANONYMOUS, BOOTSTRAP, ApiKey, Principal, Role, digest, issued, parsed, principal_of
 from shared.runtime import rpc
 from shared.runtime.audit import record
@@ -25,6 +31,7 @@ from shared.runtime.datadir import OTHERS, private_file, private_folder, private
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, log
 from shared.service.open_calls import OpenCalls
+from shared.service.rates import Buckets
 
 AUTHORIZATION = "authorization"
 """Name of the call metadata with the key: `Bearer aik_…`."""
@@ -119,6 +126,7 @@ class Door(grpc.aio.ServerInterceptor):
         self._needed = keys_needed(settings, settings.listen)
         self._live: Mapping[str, ApiKey] = {}
         self.calls = OpenCalls(f"{AUTHORIZATION}: this key ended during the call; {_WHERE}")
+        self._buckets = Buckets()
         self._unlogged, self._log_at = 0, 0.0
         self._audited, self._audit_at = 0, 0.0
 
@@ -144,6 +152,7 @@ class Door(grpc.aio.ServerInterceptor):
     async def _read(self) -> None:
         self._live = {key.id: key for key in await self._keys.live()}
         self.calls.keep(self._live)
+        self._buckets.keep(self._live)
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -161,18 +170,22 @@ class Door(grpc.aio.ServerInterceptor):
         return await continuation(details)
 
     def principal(self, given: Sequence[Any], needed: frozenset[Role], call: str, *, key_needed: bool) -> Principal:
-        """Return who calls. Raises UnauthenticatedError and PermissionDeniedError.
+        """Return who calls. Raises UnauthenticatedError, PermissionDeniedError, and RateLimitError for a key above its
+        rate.
 
         given: values of `authorization`; needed: roles, one of which the call needs; call: its name, for the message;
         key_needed: the address takes no anonymous calls.
         """
         try:
-            who = self._named(given) if given or key_needed else ANONYMOUS
+            key = self._named(given) if given or key_needed else None
+            who = key.principal if key else ANONYMOUS
+            if key is not None:
+                self._buckets.take(key, time.monotonic())
             if not who.roles & needed:
                 error = PermissionDeniedError(f"{call[:100]}: needs a key with the role {' or '.join(sorted(needed))}")
                 self._note_refused(who, needed, call, error.code)
                 raise error
-        except (UnauthenticatedError, PermissionDeniedError) as error:
+        except (UnauthenticatedError, PermissionDeniedError, RateLimitError) as error:
             self._refused(error, call)
             raise
         return who
@@ -186,6 +199,14 @@ class Door(grpc.aio.ServerInterceptor):
             self._audited += 1
             actor = f"{who.tenant}/{who.subject}"
             record(self._settings.data_dir, actor=actor, action=f"refused {call[:100]}", outcome=outcome)
+
+    def count(self, key: ApiKey, call: str) -> None:
+        """Count one call of a live key that `principal` did not let in. Raises RateLimitError above its rate."""
+        try:
+            self._buckets.take(key, time.monotonic())
+        except RateLimitError as error:
+            self._refused(error, call)
+            raise
 
     def live(self, key_id: str) -> ApiKey | None:
         """Return the key with this id; None for one that is unknown, revoked or expired."""
@@ -201,7 +222,7 @@ class Door(grpc.aio.ServerInterceptor):
             log("door").warning("call refused", call=call[:100], why=str(error), refused=self._unlogged)
             self._unlogged, self._log_at = 0, now + LOG_EVERY_S
 
-    def _named(self, given: Sequence[Any]) -> Principal:
+    def _named(self, given: Sequence[Any]) -> ApiKey:
         if len(given) != 1:
             raise UnauthenticatedError(f"{AUTHORIZATION}: must be one `Bearer KEY` (got {len(given)}); {_WHERE}")
         scheme, _, text = str(given[0]).partition(" ")
@@ -212,7 +233,7 @@ class Door(grpc.aio.ServerInterceptor):
         same = hmac.compare_digest(digest(id_and_secret[1]), key.digest if key else _NOBODY)
         if not same or key is None or key.expired(time.time()):
             raise UnauthenticatedError(f"{AUTHORIZATION}: this key is unknown, expired or revoked; {_WHERE}")
-        return key.principal
+        return key
 
 
 _WHERE = "`afterimage keys create` makes one, and clients read it from AFTERIMAGE_API_KEY"

@@ -14,7 +14,7 @@ import structlog
 
 from shared.client import AsyncClient
 from shared.domain.errors import PermissionDeniedError, UnauthenticatedError
-from shared.domain.identity import Role, issued, principal_of
+from shared.domain.identity import Rate, Role, issued, principal_of
 from shared.runtime.settings import Settings
 from tests.flows.conftest import tiny
 from tests.flows.house import House, house
@@ -46,9 +46,11 @@ class Guarded:
     def client(self, subject: str) -> AsyncClient:
         return AsyncClient(self.address, retry_s=0.0, api_key=self.keys[subject])
 
-    async def issue(self, subject: str, tenant: str, roles: list[Role], lifetime_s: float | None = None) -> None:
+    async def issue(
+        self, subject: str, tenant: str, roles: list[Role], lifetime_s: float | None = None, rate: Rate | None = None
+    ) -> None:
         """Add a key, and wait until the server knows it."""
-        key, self.keys[subject] = issued(principal_of(tenant, subject, roles))
+        key, self.keys[subject] = issued(principal_of(tenant, subject, roles), rate=rate)
         await self.house.backends.catalog.keys.add(key, lifetime_s)
         await self.known(subject)
 

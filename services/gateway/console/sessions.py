@@ -51,17 +51,21 @@ class Sessions:
         return self._sign(f"csrf\n{cookie}")
 
     def principal(self, scope: Scope) -> Principal:
-        """Return who sends a request of the console. Raises UnauthenticatedError, and PermissionDeniedError for a
-        change without its token."""
+        """Return who sends a request of the console. Raises UnauthenticatedError, PermissionDeniedError for a change
+        without its token, and RateLimitError for a change above the key's rate. Pages read many small images, so reads
+        do not count."""
         if scope["path"] == LOGIN:
             return _NOBODY
         cookie, headers = cookie_of(scope), Headers(scope=scope)
         key = self._key(cookie)
-        if scope["method"] not in ("GET", "HEAD") and not hmac.compare_digest(
+        changes = scope["method"] not in ("GET", "HEAD")
+        if changes and not hmac.compare_digest(
             headers.get(CSRF, "").encode(), self.csrf(cookie if key else "").encode()
         ):
             raise PermissionDeniedError(f"{CSRF}: must be the token of this session; load the page again")
         if key is not None:
+            if changes:
+                self._door.count(key, scope["path"])
             return key.principal
         if self._key_needed:
             raise UnauthenticatedError("the console needs a session: sign in with a key of `afterimage keys create`")

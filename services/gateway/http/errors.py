@@ -16,6 +16,7 @@ from shared.domain.errors import (
     InvalidRequestError,
     JobFailedError,
     LateError,
+    RateLimitError,
     StorageFullError,
     passes,
 )
@@ -39,6 +40,7 @@ STATUSES: Mapping[str, tuple[int, str]] = {
 _CODES: tuple[tuple[type[AfterimageError], int, str], ...] = (
     (StorageFullError, 503, "storage_full"),
     (LateError, 429, "deadline_cannot_be_met"),
+    (RateLimitError, 429, "rate_limit_exceeded"),
     (JobFailedError, 500, "job_failed"),
     (CancelledError, 409, "job_cancelled"),
 )

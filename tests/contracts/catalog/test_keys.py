@@ -8,7 +8,7 @@ import pytest
 
 from shared.catalog import Catalog
 from shared.domain.errors import ConflictError, NotFoundError
-from shared.domain.identity import ApiKey, Role, digest, issued, parsed, principal_of
+from shared.domain.identity import ApiKey, Rate, Role, digest, issued, parsed, principal_of
 
 WHO = principal_of("acme", "alice", [Role.USER, Role.TENANT_ADMIN])
 
@@ -58,6 +58,15 @@ async def test_both_keys_work_during_a_rotation_that_never_lengthens_a_life(cata
     assert new[0] in live
     lives = {key.id: (key.expires_at or 0) - key.created_at for key in await catalog.keys.all()}
     assert lives[new[0]] == pytest.approx(3600.0, abs=0.01)
+
+
+async def test_a_key_keeps_its_rate_through_a_rotation(catalog: Catalog, replica: Catalog) -> None:
+    limited, free, new = issued(WHO, rate=Rate(0.5, 20))[0], issued(WHO)[0], _new()
+    for key in (limited, free):
+        await catalog.keys.add(key)
+    assert (await catalog.keys.rotate(limited.id, *new, 60.0)).rate == limited.rate
+    rates = {key.id: key.rate for key in await replica.keys.live()}
+    assert rates == {limited.id: Rate(0.5, 20), new[0]: Rate(0.5, 20), free.id: None}
 
 
 async def test_a_key_is_rotated_once_also_by_two_at_once(catalog: Catalog, replica: Catalog) -> None:
