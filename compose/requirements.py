@@ -7,7 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-EXTRAS = ("serve", "cluster", "fast")
+EXTRAS = ("serve", "cluster", "fast", "tracing")
 ONLY = {
     "torch": ("torch", "diffusers", "transformers", "tokenizers", "safetensors", "pillow"),
     "matching": ("usearch", "scikit-learn"),

@@ -22,6 +22,7 @@ from shared.domain.errors import AfterimageError, UnavailableError, passes
 from shared.domain.ids import new_id
 from shared.domain.messages import JobCancelled, JobSucceeded, PreviewsRequested, Progress
 from shared.domain.types import Job, JobState
+from shared.runtime import tracing
 from shared.runtime.telemetry import METRICS
 from shared.service import Context
 
@@ -105,6 +106,7 @@ class Calls:
         except AfterimageError as error:
             METRICS.refused.labels(type(error).__name__).inc()
             raise
+        tracing.note("afterimage.job.ids", [one.job.id for one in accepted])
         for call, one in zip(calls, accepted, strict=True):
             self._begin(call, one)
 

@@ -31,6 +31,7 @@ from shared.domain.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from shared.runtime import tracing
 from shared.runtime.addresses import PROBE_S, unreachable
 from shared.runtime.telemetry import METRICS, log
 
@@ -38,6 +39,8 @@ DOMAIN = "afterimage"
 _REASONS: dict[str, type[AfterimageError]] = {"STORAGE_FULL": StorageFullError, "JOB_FAILED": JobFailedError}
 """ErrorInfo reasons of errors that share their status code with others: a full disk differs from a full queue, and a
 failed job from a failing gateway."""
+_FAULTS = {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
+"""Codes that are the server's fault, by OpenTelemetry's conventions for gRPC."""
 AWAY = "does not answer"
 KEEPALIVE_S = 10.0
 """Seconds of silence after which a peer is pinged, and seconds without an answer after which the peer counts as gone.
@@ -242,7 +245,7 @@ def _check(request: Any) -> None:
 
 def _guard_unary(call: Callable[[Any, Any], Awaitable[Any]], method: str) -> Callable[[Any, Any], Awaitable[Any]]:
     async def guarded(request: Any, context: Any) -> Any:
-        with _timed(method) as timed:
+        with _timed(method, context) as timed:
             try:
                 _check(request)
                 return await call(request, context)
@@ -254,7 +257,7 @@ def _guard_unary(call: Callable[[Any, Any], Awaitable[Any]], method: str) -> Cal
 
 def _guard_stream(call: Callable[[Any, Any], AsyncIterator[Any]], method: str) -> Callable[[Any, Any], Any]:
     async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
-        with _timed(method) as timed:
+        with _timed(method, context) as timed:
             try:
                 _check(request)
                 async for response in call(request, context):
@@ -271,16 +274,37 @@ class _Timed:
 
 
 @contextlib.contextmanager
-def _timed(method: str) -> Iterator[_Timed]:
-    """Time one call under the status code that it ends with."""
+def _timed(method: str, context: Any) -> Iterator[_Timed]:
+    """Time and trace one call under the status code that it ends with."""
     timed, start = _Timed(), time.monotonic()
-    try:
-        yield timed
-    except (asyncio.CancelledError, GeneratorExit):
-        timed.code = "CANCELLED"  # the client cancelled the call or is gone
-        raise
-    finally:
-        METRICS.rpc_seconds.labels(method.rsplit("/", 1)[-1], timed.code).observe(time.monotonic() - start)
+    with _server_span(method, context) as span:
+        try:
+            yield timed
+        except (asyncio.CancelledError, GeneratorExit):
+            timed.code = "CANCELLED"  # the client cancelled the call or is gone
+            raise
+        finally:
+            METRICS.rpc_seconds.labels(method.rsplit("/", 1)[-1], timed.code).observe(time.monotonic() - start)
+            span.note("rpc.response.status_code", timed.code)
+            if timed.code in _FAULTS:
+                span.fail(timed.code)
+
+
+def _server_span(method: str, context: Any) -> tracing.Span:
+    if not tracing.tracing():
+        return tracing.NO_SPAN
+    return tracing.served(method[1:], dict(context.invocation_metadata() or ()), _attributes(method[1:]))
+
+
+def _client_span(method: Any) -> tracing.Span:
+    if not tracing.recording():
+        return tracing.NO_SPAN
+    name = getattr(method, "_method", b"").decode().lstrip("/")  # gRPC keeps it to itself
+    return tracing.span(name or "call", "client", _attributes(name))
+
+
+def _attributes(method: str) -> dict[str, str | int]:
+    return {"rpc.system.name": "grpc", "rpc.method": method}
 
 
 async def _abort(error: Exception, context: Any, method: str, timed: _Timed) -> None:
@@ -300,13 +324,17 @@ async def _abort(error: Exception, context: Any, method: str, timed: _Timed) -> 
 
 async def call(method: Callable[..., Any], request: Any, *, timeout_s: float, metadata: Any = None) -> Any:
     """Call another service once; raise the server's own AfterimageError, or UnavailableError without a server."""
-    try:
-        shown = {"metadata": metadata} if metadata else {}
-        reply = await method(request, timeout=timeout_s, **shown)
-    except grpc.RpcError as error:
-        raise from_rpc_error(error) from error
-    except asyncio.InvalidStateError as error:  # the channel was closed during the call
-        raise UnavailableError(str(error)) from error
+    with _client_span(method) as span:
+        try:
+            sent = (*(metadata or ()), *tracing.outgoing().items())
+            shown = {"metadata": sent} if sent else {}
+            reply = await method(request, timeout=timeout_s, **shown)
+            span.note("rpc.response.status_code", "OK")
+        except grpc.RpcError as error:
+            span.note("rpc.response.status_code", error.code().name)
+            raise from_rpc_error(error) from error
+        except asyncio.InvalidStateError as error:  # the channel was closed during the call
+            raise UnavailableError(str(error)) from error
     if reply is None:  # grpc.aio returns None for a reply that it cannot parse
         raise AfterimageError("the reply is no message of this method; check that both sides have the same version")
     return reply

@@ -22,6 +22,7 @@ from shared.runtime import rpc, telemetry
 from shared.runtime.addresses import BALANCED, check_address, target_of
 from shared.runtime.clock import Clock, SystemClock
 from shared.runtime.settings import Settings
+from shared.runtime.tracing import close_tracing, open_tracing
 from shared.service.backends import PORTS, Backends, open_backends
 from shared.service.door import Door, check_guarded, keys_needed
 from shared.service.health import Health
@@ -145,8 +146,9 @@ async def running(
     needs: dict[str, frozenset[str]] = {}
     tasks: list[asyncio.Task[None]] = []
     started: list[Service] = []
-    health_servicer = Health()
+    health_servicer, tracer = Health(), None
     try:
+        tracer = open_tracing(settings, services[0].name if alone else "afterimage")
         public = [service for service in services if service.name in PUBLIC or alone]
         internal = [service for service in services if service not in public]
         if internal:
@@ -193,6 +195,7 @@ async def running(
             await _carefully(service.name, "stop", service.stop())
         await context.close()
         await backends.close()
+        await asyncio.to_thread(close_tracing, tracer)
         shutil.rmtree(socket_dir, ignore_errors=True)
 
 

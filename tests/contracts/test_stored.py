@@ -18,7 +18,6 @@ from services.cache_maintainer.service import CacheMaintainerService
 from services.global_monitor.service import GlobalMonitorService
 from services.gpu_worker.jobs.checkpoints import key_of
 from services.gpu_worker.jobs.codecs import decode_checkpoint, decode_state, encode_checkpoint, encode_state
-from shared.bus import trace
 from shared.bus.rabbitmq import queues, returns
 from shared.bus.rabbitmq.publisher import parcel
 from shared.catalog import Catalog
@@ -34,6 +33,7 @@ from shared.models.latency import KIND as LATENCY
 from shared.runtime.settings import Settings
 from shared.runtime.settings_names import RETIRED, misspelt
 from shared.runtime.telemetry import Metrics
+from shared.runtime.tracing import HEADERS
 from shared.service.pairing import SEAL_KEY, Seal, job_of
 from tests.contracts.stored import COMPAT, ENTRIES, JOBS, PLAN, PROFILES, REQUEST, RESULT, SENT, TABLE, VECTOR
 
@@ -218,7 +218,7 @@ def names() -> dict[str, Any]:
                 queues.facts_queue(CacheMaintainerService.name),
             )
         },
-        "headers": [*trace.HEADERS, returns.RETURNS, returns.SEEN, returns.LANE, returns.REASON, returns.AT],
+        "headers": [*HEADERS, returns.RETURNS, returns.SEEN, returns.LANE, returns.REASON, returns.AT],
         "parcel": {"type": sent.type, "content_type": sent.content_type, "delivery_mode": int(sent.delivery_mode)},
         "leases": [CacheMaintainerService.name, GlobalMonitorService.name],
         "checkpoint": key_of("job-a", 2, 12),

@@ -17,6 +17,7 @@ from services.gateway.http.events import EVENTS, error_event
 from services.gateway.http.identity import Callers, principal
 from shared.domain.errors import AfterimageError
 from shared.domain.ids import new_id
+from shared.runtime import tracing
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS
 from shared.service.door import keys_needed
@@ -29,6 +30,7 @@ LAST_S = 1.0
 """Seconds for the last event of a stream whose key ended; a client that does not read it is disconnected."""
 _UPLOADS = ("/v1/images/edits", "/v1/videos", "/console/api/edits")
 """Paths whose forms may have files."""
+_METHODS = {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"}
 _FIELDS_BYTES, _CHAR_BYTES = 2**16, 12
 """Most bytes of all fields but the two prompts; most bytes of a character in JSON (two escaped surrogates)."""
 
@@ -99,6 +101,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start, status, request_id = time.monotonic(), GONE, new_id()
+        headers = Headers(scope=scope)
 
         async def noted(message: Message) -> None:
             nonlocal status
@@ -107,15 +110,34 @@ class Guard:
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
-        try:
-            self._rules.check(Headers(scope=scope), scope["scheme"])
-            await self._app(scope, receive, noted)
-        except Exception as error:  # the application has logged and answered its own
-            if status == GONE:
-                await answer_of(error)(scope, receive, noted)
-        finally:
-            route = getattr(scope.get("route"), "path", "none")  # a pattern, so labels stay few
-            METRICS.http_seconds.labels(route, str(status)).observe(time.monotonic() - start)
+        with tracing.served(method := _method(scope), headers, {"url.scheme": scope["scheme"]}) as span:
+            try:
+                self._rules.check(headers, scope["scheme"])
+                await self._app(scope, receive, noted)
+            except Exception as error:  # the application has logged and answered its own
+                if status == GONE:
+                    await answer_of(error)(scope, receive, noted)
+            finally:
+                route = getattr(scope.get("route"), "path", "none")  # a pattern, so labels stay few
+                METRICS.http_seconds.labels(route, str(status)).observe(time.monotonic() - start)
+                _describe(span, method, route, status)
+
+
+def _method(scope: Scope) -> str:
+    method = str(scope["method"])
+    return method if method in _METHODS else "_OTHER"
+
+
+def _describe(span: tracing.Span, method: str, route: str, status: int) -> None:
+    """Set what OpenTelemetry's conventions for HTTP name; no path or query, which may hold what a client made up."""
+    span.note("http.request.method", method)
+    if route != "none":
+        span.rename(f"{method} {route}")
+        span.note("http.route", route)
+    if status != GONE:
+        span.note("http.response.status_code", status)
+    if status >= 500:
+        span.fail(str(status))
 
 
 class Admission:

@@ -24,6 +24,7 @@ from shared.domain.errors import AfterimageError, CancelledError
 from shared.domain.messages import Progress, StateUsed
 from shared.domain.types import PICTURE_STEP, Job, Plan, PlanSource, Result, Timings
 from shared.models import ModelCard
+from shared.runtime import tracing
 from shared.runtime.clock import Clock
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, log
@@ -177,16 +178,17 @@ class Attempt:
         raises."""
         clock, backends, settings = self._place.clock, self._place.backends, self._place.settings
         begun = clock.monotonic()
-        prepared = await prepare(
-            self.job,
-            self._place.families,
-            backends.blobs,
-            backends.catalog.entries,
-            settings.fetch_timeout_s,
-            self._ahead,
-            preferred=self._place.preferred,
-            assigned=self._place.assigned,
-        )
+        with tracing.span("load state", attributes={"afterimage.plan.source": self.job.plan.source}):
+            prepared = await prepare(
+                self.job,
+                self._place.families,
+                backends.blobs,
+                backends.catalog.entries,
+                settings.fetch_timeout_s,
+                self._ahead,
+                preferred=self._place.preferred,
+                assigned=self._place.assigned,
+            )
         self._fetch_s = clock.monotonic() - begun
         for hole in prepared.lost:
             self._in_background(backends.bus.publish(hole))
@@ -198,7 +200,9 @@ class Attempt:
         if isinstance(ended, Left):
             self._steps_run = ended.steps_run
             raise ended.error
-        return await self._store(ended)
+        self._trace_engine(ended)
+        with tracing.span("store"):
+            return await self._store(ended)
 
     def _submit(self, task: Task) -> None:
         if self._cancelled:
@@ -220,6 +224,21 @@ class Attempt:
                 alone=self.job.crashes >= CRASHES_TOGETHER,
             )
         )
+
+    def _trace_engine(self, done: Finished) -> None:
+        """Record what the engine did, whose thread has no trace."""
+        if (joined := self._joined) is None:
+            return
+        joined_s = self._place.clock.monotonic() - joined.at
+        denoised_s = joined_s - done.denoise_s
+        ran: dict[str, str | int] = {
+            "afterimage.model": self._card.name,
+            "afterimage.start_step": joined.step,
+            "afterimage.steps_run": done.steps_run,
+        }
+        tracing.past("encode prompt", joined_s + joined.encode_s, joined_s)
+        tracing.past("denoise", joined_s, denoised_s, ran)
+        tracing.past("decode", denoised_s, denoised_s - done.decode_s)
 
     async def _store(self, done: Finished) -> Result:
         begun = self._place.clock.monotonic()

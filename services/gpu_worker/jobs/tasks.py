@@ -17,12 +17,13 @@ from services.gpu_worker.jobs.lane_consumer import LaneConsumer
 from services.gpu_worker.jobs.leases import Presence, Renewal
 from services.gpu_worker.jobs.process import WorkerProcess
 from shared.blobs.ahead import ReadAhead
-from shared.bus import Delivery
+from shared.bus import Delivery, trace
 from shared.catalog.jobs.exposure import RENEWALS
 from shared.domain.errors import AfterimageError, NotFoundError, UnreadableRowError
 from shared.domain.messages import GenerateImage
 from shared.domain.types import Job, JobState
 from shared.domain.urgency import AGED_EVERY
+from shared.runtime import tracing
 from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
 
@@ -43,6 +44,7 @@ class Tasks:
         """place: returns the models as they are when an attempt begins; only attempts in hand keep a model loaded."""
         settings, catalog = context.settings, context.backends.catalog
         self._process, self._place = process, place
+        self._bus_system = trace.system_of(context.backends.bus)
         self._jobs, self._blobs = catalog.jobs, context.backends.blobs
         self.attempts: dict[str, Attempt] = {}
         """Attempts in hand by their engine id."""
@@ -180,6 +182,16 @@ class Tasks:
         self, job: Job, delivery: Delivery, ahead: ReadAhead, *, previews: bool, exchanged: bool = False
     ) -> None:
         METRICS.job_attempts.labels(str(delivery.redelivered).lower()).inc()
+        if exchanged:  # the delivery carries the trace of another job
+            tracing.adopt({})
+        with trace.processing(self._bus_system, delivery.lane) as span:
+            span.note("afterimage.job.id", job.id)
+            span.note("afterimage.job.attempt", job.attempt)
+            await self._attempted(job, delivery, ahead, previews=previews, exchanged=exchanged)
+
+    async def _attempted(
+        self, job: Job, delivery: Delivery, ahead: ReadAhead, *, previews: bool, exchanged: bool
+    ) -> None:
         for older in self.attempts_at(job.id):
             older.cancel()
         attempt = Attempt(self._place(), job, ahead, previews=previews)

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Sequence
 
-from shared.bus import DeadLetter, GapHandler, Handler
+from shared.bus import DeadLetter, GapHandler, Handler, trace
 from shared.bus.handling import UNKNOWN_AGAIN_S, of_another_version
 from shared.bus.inprocess.lanes import Lane, Parcel, Receiver
 from shared.bus.inprocess.subscriptions import Queue, Subscription
@@ -15,6 +15,7 @@ from shared.domain.errors import UnavailableError
 from shared.domain.ids import new_id
 from shared.domain.messages import Message, encode
 from shared.domain.types import URGENT
+from shared.runtime import tracing
 from shared.runtime.telemetry import log
 
 KEPT_DEAD = 10_000
@@ -49,7 +50,9 @@ class InProcessBus:
 
     async def send(self, lane: str, message: Message, *, priority: int = 0) -> None:
         self._open()
-        self.lane(lane).put(Parcel(lane, *encode(message), urgent=priority >= URGENT))
+        with trace.sending(trace.IN_PROCESS, lane):
+            parcel = Parcel(lane, *encode(message), priority >= URGENT, tracing.outgoing())
+            self.lane(lane).put(parcel)
 
     async def receive(self, lanes: Sequence[str], *, prefetch: int, ahead: bool = True) -> Receiver:
         """Open a receiver; this bus never delivers ahead."""
@@ -117,9 +120,11 @@ class InProcessBus:
     async def publish(self, message: Message) -> None:
         self._open()
         kind, body = encode(message)
-        for queue in self._queues:
-            if kind in queue.kinds:
-                queue.put(kind, body)
+        with trace.sending(trace.IN_PROCESS, kind, "publish"):
+            headers = tracing.outgoing()
+            for queue in self._queues:
+                if kind in queue.kinds:
+                    queue.put(kind, body, headers)
 
     async def subscribe(
         self, kinds: Sequence[type[Message]], handler: Handler, *, queue: str = "", on_gap: GapHandler | None = None

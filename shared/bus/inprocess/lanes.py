@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shared.bus import Delivery
 from shared.domain.errors import UnavailableError
 from shared.domain.messages import Message, decode, encode
+from shared.runtime import tracing
 
 if TYPE_CHECKING:  # the bus imports this module
     from shared.bus.inprocess import InProcessBus
@@ -24,6 +25,7 @@ class Parcel:
     kind: str
     body: bytes
     urgent: bool
+    trace: Mapping[str, str] = field(default_factory=dict)
     returns: int = 0
     delivered: bool = False
 
@@ -122,6 +124,7 @@ class Receiver:
                     self.bus.set_aside(parcel, error)
                     continue
                 self._unacked[id(parcel)] = parcel
+                tracing.adopt(parcel.trace)
                 return delivery
             self._ready.clear()
             await self._ready.wait()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shared.bus import BACKLOG, GapHandler, Handler
+from shared.bus import BACKLOG, GapHandler, Handler, trace
 from shared.bus.handling import hand_over, hand_over_fact
 from shared.runtime.telemetry import log
 
@@ -27,16 +28,17 @@ class Queue:
 
     name: str
     kinds: set[str]
-    facts: deque[tuple[str, bytes]] = field(default_factory=deque)
+    facts: deque[tuple[str, bytes, Mapping[str, str]]] = field(default_factory=deque)
+    """Kind, body and trace of each event."""
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     gap: bool = False
 
-    def put(self, kind: str, body: bytes) -> None:
+    def put(self, kind: str, body: bytes, headers: Mapping[str, str]) -> None:
         if not self.name and len(self.facts) >= BACKLOG:
             self.facts.popleft()
             self.gap = True
             _log.warning("event_lost", kind=kind, reason=f"a subscriber is {BACKLOG} events behind")
-        self.facts.append((kind, body))
+        self.facts.append((kind, body, headers))
         self.ready.set()
 
 
@@ -69,8 +71,9 @@ class Subscription:
                 queue.ready.set()
                 raise
 
-    async def _handle(self, kind: str, body: bytes) -> None:
-        await hand_over_fact(self._handler, kind, body, self._queue.name)
+    async def _handle(self, kind: str, body: bytes, headers: Mapping[str, str]) -> None:
+        with trace.handling(trace.IN_PROCESS, kind, self._queue.name, headers):
+            await hand_over_fact(self._handler, kind, body, self._queue.name)
 
     async def close(self) -> None:
         self._bus.forget(self._queue, self)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from contextlib import aclosing, suppress
 from typing import TypeVar
 
-from shared.bus import DeadLetter, GapHandler, Handler
+from shared.bus import DeadLetter, GapHandler, Handler, trace
 from shared.bus.rabbitmq.dead_letters import browse, letter_of, replay
 from shared.bus.rabbitmq.facts import RabbitSubscription
 from shared.bus.rabbitmq.link import Link
@@ -72,8 +72,9 @@ class RabbitBus:
     async def send(self, lane: str, message: Message, *, priority: int = 0) -> None:
         self._check_open()
         kind, body = encode(message)
-        task = parcel(kind, body, message_id=new_id(), priority=max(0, min(priority, MAX_PRIORITY)))
-        await self._publisher.put(lane_queue(lane), task)
+        with trace.sending(trace.RABBITMQ, lane):
+            task = parcel(kind, body, message_id=new_id(), priority=max(0, min(priority, MAX_PRIORITY)))
+            await self._publisher.put(lane_queue(lane), task)
 
     async def receive(self, lanes: Sequence[str], *, prefetch: int, ahead: bool = True) -> RabbitReceiver:
         self._check_open()
@@ -104,7 +105,8 @@ class RabbitBus:
         self._check_open()
         kind, body = encode(message)
         if not isinstance(message, Progress):
-            await self._publisher.tell(parcel(kind, body))
+            with trace.sending(trace.RABBITMQ, kind, "publish"):
+                await self._publisher.tell(parcel(kind, body))
         elif self._links[0].up:
             with suppress(UnavailableError):  # the next Progress event supersedes this one
                 await self._publisher.tell(parcel(kind, body, durable=False))

@@ -99,8 +99,9 @@ class RabbitSubscription:
         await hand_over(self._on_gap, "gap", self._name)
 
     async def _handle(self, fact: AbstractIncomingMessage) -> None:
-        trace.adopt(fact.headers)
-        await hand_over_fact(self._handler, fact.type or "", fact.body, self._name)
+        kind = fact.type or ""
+        with trace.handling(trace.RABBITMQ, kind, self._name, fact.headers):
+            await hand_over_fact(self._handler, kind, fact.body, self._name)
 
     async def _uninterrupted(self, work: Callable[[], Awaitable[None]]) -> None:
         """Run `work` to its end even if the channel is lost; the next event's handler waits for that."""

@@ -10,12 +10,12 @@ from aio_pika import DeliveryMode, ExchangeType, Message
 from aio_pika.abc import AbstractChannel, AbstractExchange
 from aio_pika.exceptions import ChannelPreconditionFailed, PublishError
 
-from shared.bus import trace
 from shared.bus.rabbitmq.channels import NOT_OURS
 from shared.bus.rabbitmq.declaring import Queues
 from shared.bus.rabbitmq.link import FIRST_RETRY_S, GONE, Link
 from shared.bus.rabbitmq.queues import FACTS, Queue
 from shared.domain.errors import ConfigurationError, InvalidRequestError
+from shared.runtime import tracing
 
 MAX_BODY = 256 * 1024
 """Largest message in bytes: enough for a thousand entry ids or a preview, the largest commands and events."""
@@ -26,7 +26,7 @@ def parcel(kind: str, body: bytes, *, durable: bool = True, **properties: Any) -
     if len(body) > MAX_BODY:
         rule = f"must have at most {MAX_BODY} bytes on the bus; put images and latents into the blob store"
         raise InvalidRequestError(kind, rule, len(body))
-    headers = {**trace.outgoing(), **properties.pop("headers", {})}
+    headers = {**tracing.outgoing(), **properties.pop("headers", {})}
     mode = DeliveryMode.PERSISTENT if durable else DeliveryMode.NOT_PERSISTENT
     return Message(body, type=kind, headers=headers, delivery_mode=mode, content_type="application/json", **properties)
 

@@ -8,7 +8,6 @@ from contextlib import suppress
 
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
-from shared.bus import trace
 from shared.bus.handling import UNKNOWN_AGAIN_S, of_another_version
 from shared.bus.rabbitmq.channels import CALL_S, close_when_cancelled, keep_serving, one_of
 from shared.bus.rabbitmq.delivery import RabbitDelivery, moved
@@ -16,6 +15,7 @@ from shared.bus.rabbitmq.link import CLOSE_S, GONE, Link, ended
 from shared.bus.rabbitmq.queues import lane_queue
 from shared.bus.rabbitmq.returns import Returns
 from shared.domain.errors import UnavailableError
+from shared.runtime import tracing
 
 
 class RabbitReceiver:
@@ -50,7 +50,7 @@ class RabbitReceiver:
                 self._set_aside(self._lanes[place], task, error)
                 continue
             self._held[id(task)] = task
-            trace.adopt(task.headers)
+            tracing.adopt(task.headers)
             return delivery
         raise UnavailableError("the receiver is closed")
 

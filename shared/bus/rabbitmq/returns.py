@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 from aio_pika import Message as Parcel
 from aio_pika.abc import AbstractIncomingMessage
 
-from shared.bus import trace
 from shared.bus.rabbitmq.publisher import Publisher, parcel
 from shared.bus.rabbitmq.queues import DEAD_LETTERS, lane_queue, retry_queue
 from shared.runtime.telemetry import log
+from shared.runtime.tracing import HEADERS
 
 RETURNS, SEEN = "afterimage-returns", "afterimage-seen"
 """Headers of a copy: the number of returns for the task's own fault, and a mark that it was delivered before."""
@@ -57,6 +57,6 @@ def _returns_of(task: AbstractIncomingMessage) -> int:
 
 def _copy(task: AbstractIncomingMessage, headers: dict[str, Any], other: Other) -> Parcel:
     """Copy the task with this system's headers only: the broker's headers describe the old message."""
-    own = {name: task.headers[name] for name in trace.HEADERS if name in task.headers}
+    own = {name: task.headers[name] for name in HEADERS if name in task.headers}
     kind, body = other or (task.type or "", task.body)
     return parcel(kind, body, message_id=task.message_id, priority=task.priority or 0, headers={**own, **headers})

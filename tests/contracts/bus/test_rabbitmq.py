@@ -8,7 +8,6 @@ import aio_pika
 import pytest
 from aiormq.connection import Connection
 
-from shared.bus import trace
 from shared.bus.rabbitmq import RabbitBus, facts
 from shared.bus.rabbitmq.link import Link
 from shared.bus.rabbitmq.publisher import MAX_BODY
@@ -111,46 +110,6 @@ async def test_what_no_version_understands_is_buried(bus: RabbitBus, lane: str) 
             await asyncio.sleep(0.05)
     assert {letter.kind for letter in letters} == {"DrawVideo", "GenerateImage", ""}
     assert all(letter.reason.startswith("not understood") for letter in letters)
-
-
-PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-@pytest.mark.parametrize("library", ["opentelemetry", "none"])
-async def test_the_trace_goes_on_where_a_message_is_handled(
-    bus: RabbitBus, lane: str, library: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if library == "none":
-        monkeypatch.setattr(trace, "otel", None)
-    else:
-        assert trace.otel is not None
-    handled: list[dict[str, str]] = []
-
-    async def handler(_fact: object) -> None:
-        handled.append(trace.outgoing())
-
-    async def asked() -> None:
-        trace.adopt({"traceparent": PARENT})
-        await bus.send(lane, GenerateImage("a"))
-        await bus.publish(JobSucceeded("a", 1))
-
-    await bus.subscribe([JobSucceeded], handler)
-    receiver = await bus.receive([lane], prefetch=1)
-    await asyncio.create_task(asked())
-    delivery = await receiver.get()
-    assert trace.outgoing() == {"traceparent": PARENT}
-    await delivery.reject()  # its copy belongs to the same trace
-    trace.adopt({})
-    assert trace.outgoing() == {}
-    await receiver.get()
-    assert trace.outgoing() == {"traceparent": PARENT}
-    await until(lambda: handled == [{"traceparent": PARENT}])
-    await bus.publish(JobSucceeded("b", 1))
-    await bus.send(lane, GenerateImage("c"))
-    trace.adopt({})
-    await bus.publish(JobSucceeded("c", 1))
-    await until(lambda: len(handled) == 3)
-    assert handled[1:] == [{"traceparent": PARENT}, {}]
 
 
 async def test_a_silent_broker_is_taken_for_dead_within_twenty_seconds() -> None:
