@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import torch
 
+from services.trainer.training.runs import fast_in_bfloat16
+
 
 class Muon(torch.optim.Optimizer):
     """Muon (Jordan et al. 2024) over parameters of two or more dimensions, each seen as (out, rest).
@@ -45,7 +47,7 @@ def orthogonalised(matrix: torch.Tensor, iterations: int = 5) -> torch.Tensor:
     x = x / (x.norm() + 1e-7)
     rows = x.shape[0]
     if x.shape[1] < 2 * rows:
-        y = x.bfloat16()
+        y = x.bfloat16() if fast_in_bfloat16(x.device) else x
         for _ in range(iterations):
             gram = y @ y.T
             y = _A * y + (_B * gram + _C * gram @ gram) @ y
