@@ -42,6 +42,14 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(data_dir=tmp_path / "data", listen="127.0.0.1:0", metrics_listen="", http_listen="")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _catalogs_are_copied() -> None:
+    import shared.catalog
+    from tests.new_catalogs import migrate_once
+
+    vars(shared.catalog)["migrate"] = migrate_once
+
+
 @pytest.fixture(autouse=True)
 def _unconfigured_logs() -> None:
     """Whatever a command that was tested before wanted shown."""
