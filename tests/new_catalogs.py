@@ -1,4 +1,4 @@
-"""New SQLite catalogs with the tables of the first: twelve migrations take 0.15 s of processor time, a copy 5 ms."""
+"""New SQLite catalogs with the tables of the first: twelve migrations take 0.15 s of processor time, a copy 0.01 s."""
 
 from __future__ import annotations
 
