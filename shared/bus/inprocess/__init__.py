@@ -120,7 +120,7 @@ class InProcessBus:
     async def publish(self, message: Message) -> None:
         self._open()
         kind, body = encode(message)
-        with trace.sending(trace.IN_PROCESS, kind, "publish"):
+        with trace.publishing(trace.IN_PROCESS, kind):
             headers = tracing.outgoing()
             for queue in self._queues:
                 if kind in queue.kinds:

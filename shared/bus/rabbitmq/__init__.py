@@ -105,7 +105,7 @@ class RabbitBus:
         self._check_open()
         kind, body = encode(message)
         if not isinstance(message, Progress):
-            with trace.sending(trace.RABBITMQ, kind, "publish"):
+            with trace.publishing(trace.RABBITMQ, kind):
                 await self._publisher.tell(parcel(kind, body))
         elif self._links[0].up:
             with suppress(UnavailableError):  # the next Progress event supersedes this one

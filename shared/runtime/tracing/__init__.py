@@ -1,11 +1,14 @@
 """Traces of requests over gRPC, HTTP and the bus; without `trace_endpoint` OpenTelemetry is not even imported.
 
 A call that a server receives begins a trace, or continues the one that its W3C `traceparent` names. All other spans
-need a sampled trace, so that background work makes none (ADR 28).
+need a sampled trace, so that background work makes none (ADR 28). An unsampled trace is its headers and nothing else:
+most requests pay for these alone.
 """
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -14,12 +17,15 @@ from shared.domain.errors import ConfigurationError
 from shared.runtime.settings import Settings
 
 if TYPE_CHECKING:  # OpenTelemetry is imported by a process that sends traces
-    from shared.runtime.tracing.otlp import Tracer
+    from shared.runtime.tracing.otlp import RecordedSpan, Tracer
 
 HEADERS = ("traceparent", "tracestate")
+MOST_STATE = 512
+"""Characters of a `tracestate` that is passed on, as W3C Trace Context §3.3.1.5 asks for."""
 Kind = Literal["server", "client", "producer", "consumer", "internal"]
+Attributes = Mapping[str, str | int]
 _NONE: Mapping[str, str] = {}
-_CARRIED: ContextVar[Mapping[str, str]] = ContextVar("trace_headers", default=_NONE)
+_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _tracer: Tracer | None = None
 
 
@@ -45,6 +51,8 @@ class Span:
 
 
 NO_SPAN = Span()
+CURRENT: ContextVar[RecordedSpan | Mapping[str, str]] = ContextVar("trace", default=_NONE)
+"""The current span, else the headers of a trace that is not sampled, begins elsewhere, or is none."""
 
 
 def open_tracing(settings: Settings, service: str) -> Tracer | None:
@@ -85,25 +93,25 @@ def tracing() -> bool:
 
 def recording() -> bool:
     """Return whether a span that begins now would be recorded: the current trace is sampled."""
-    return _tracer is not None and _tracer.recording()
+    if _tracer is None:
+        return False
+    current = CURRENT.get()
+    return isinstance(current, Span) or _sampled(current)
 
 
 def outgoing() -> dict[str, str]:
     """Return the headers of the current trace; empty outside a trace."""
-    return dict(_CARRIED.get()) if _tracer is None else _tracer.outgoing()
+    current = CURRENT.get()
+    return current.headers() if isinstance(current, Span) else dict(current)
 
 
 def adopt(headers: Mapping[str, Any]) -> None:
     """Continue the headers' trace in this asyncio task and in tasks that it starts; no trace if the headers name
     none."""
-    carried = {name: str(headers[name]) for name in HEADERS if name in headers}
-    if _tracer is None:
-        _CARRIED.set(carried)
-    else:
-        _tracer.adopt(carried)
+    CURRENT.set(_carried(headers))
 
 
-def served(name: str, headers: Mapping[str, Any], attributes: Mapping[str, str | int]) -> Span:
+def served(name: str, headers: Mapping[str, Any], attributes: Attributes) -> Span:
     """Return the span of a call that a server received, in the trace of its headers, else in a new trace.
 
     `trace_ratio` is the share of new traces that are sampled. The span stays current until the asyncio task ends, which
@@ -111,22 +119,41 @@ def served(name: str, headers: Mapping[str, Any], attributes: Mapping[str, str |
     """
     if _tracer is None:
         return NO_SPAN
-    adopt(headers)
-    return _tracer.root(name, attributes)
+    carried = _carried(headers)
+    if not carried and random.random() >= _tracer.ratio:
+        # the services that this call reaches read there that it is not sampled
+        carried = {"traceparent": f"00-{random.getrandbits(128):032x}-{random.getrandbits(64) | 1:016x}-00"}
+    CURRENT.set(carried)
+    return NO_SPAN if carried and not _sampled(carried) else _tracer.root(name, attributes)
 
 
-def span(name: str, kind: Kind = "internal", attributes: Mapping[str, str | int] = _NONE) -> Span:
+def span(name: str, kind: Kind = "internal", attributes: Attributes = _NONE) -> Span:
     """Return a span below the current one; NO_SPAN outside a sampled trace."""
-    return NO_SPAN if _tracer is None else _tracer.child(name, kind, attributes)
+    return _tracer.child(name, kind, attributes) if _tracer is not None and recording() else NO_SPAN
 
 
-def past(name: str, begun_s: float, ended_s: float, attributes: Mapping[str, str | int] = _NONE) -> None:
+def past(name: str, begun_s: float, ended_s: float, attributes: Attributes = _NONE) -> None:
     """Record a span below the current one that began and ended this many seconds ago."""
-    if _tracer is not None:
+    if _tracer is not None and recording():
         _tracer.past(name, begun_s, ended_s, attributes)
 
 
 def note(name: str, value: str | int | float | list[str]) -> None:
     """Set an attribute of the current span; see `Span.note`."""
-    if _tracer is not None:
-        _tracer.note(name, value)
+    if isinstance(current := CURRENT.get(), Span):
+        current.note(name, value)
+
+
+def _carried(headers: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the headers of a trace; empty where they name none, or a broken one. They are a caller's text, and go on
+    in gRPC metadata, which takes ASCII alone."""
+    if "traceparent" not in headers or (found := _PARENT.match(str(headers["traceparent"]))) is None:
+        return _NONE
+    state = str(headers.get("tracestate", ""))
+    passes = state and len(state) <= MOST_STATE and state.isascii() and state.isprintable()
+    return {"traceparent": found[0], "tracestate": state} if passes else {"traceparent": found[0]}
+
+
+def _sampled(carried: Mapping[str, str]) -> bool:
+    """Return the last bit of the flags."""
+    return bool(carried) and int(carried["traceparent"][-1], 16) % 2 == 1

@@ -9,24 +9,25 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from opentelemetry import context as contexts
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from shared.runtime.own_version import own_version
 from shared.runtime.telemetry import log
-from shared.runtime.tracing import NO_SPAN, Kind, Span
+from shared.runtime.tracing import CURRENT, Attributes, Kind, Span
 
 CLOSE_S = 2.0
 """Seconds that the last spans have at the end of the process."""
 LOG_EVERY_S = 60.0
 """Least seconds between two log lines about a collector that takes no spans."""
+_W3C, _EMPTY = TraceContextTextMapPropagator(), Context()
 _KINDS: Mapping[Kind, SpanKind] = {
     "server": SpanKind.SERVER,
     "client": SpanKind.CLIENT,
@@ -39,28 +40,35 @@ _KINDS: Mapping[Kind, SpanKind] = {
 class RecordedSpan(Span):
     """A span of a sampled trace."""
 
-    __slots__ = ("_span", "_token")
+    __slots__ = ("_token", "span")
 
     def __init__(self, span: trace.Span) -> None:
-        self._span, self._token = span, contexts.attach(trace.set_span_in_context(span))
+        self.span = span
+        self._token = CURRENT.set(self)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
         if kind is not None:
-            self._span.set_attribute("error.type", kind.__name__)
+            self.span.set_attribute("error.type", kind.__name__)
             if not issubclass(kind, asyncio.CancelledError | GeneratorExit):
-                self._span.set_status(StatusCode.ERROR)  # without the message, which may name a prompt
-        self._span.end()
-        contexts.detach(self._token)
+                self.span.set_status(StatusCode.ERROR)  # without the message, which may name a prompt
+        self.span.end()
+        CURRENT.reset(self._token)
 
     def note(self, name: str, value: str | int | float | list[str]) -> None:
-        self._span.set_attribute(name, value)
+        self.span.set_attribute(name, value)
 
     def rename(self, name: str) -> None:
-        self._span.update_name(name)
+        self.span.update_name(name)
 
     def fail(self, kind: str) -> None:
-        self._span.set_attribute("error.type", kind)
-        self._span.set_status(StatusCode.ERROR)
+        self.span.set_attribute("error.type", kind)
+        self.span.set_status(StatusCode.ERROR)
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that name this span as the parent."""
+        carrier: dict[str, str] = {}
+        _W3C.inject(carrier, trace.set_span_in_context(self.span, _EMPTY))
+        return carrier
 
 
 class _RootSpan(RecordedSpan):
@@ -73,7 +81,7 @@ class _RootSpan(RecordedSpan):
     __slots__ = ()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
-        self._span.end()
+        self.span.end()
 
 
 class _Exporter(OTLPSpanExporter):
@@ -102,45 +110,31 @@ class Tracer:
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # its lines are no JSON; `_Exporter` has ours
         own = {"service.name": service, "service.namespace": "afterimage", "service.version": own_version()}
         resource = Resource.create(own).merge(OTELResourceDetector().detect())
-        sampler = ParentBased(TraceIdRatioBased(ratio))
-        self._provider = TracerProvider(sampler, resource, shutdown_on_exit=False)
+        self.ratio = ratio
+        self._provider = TracerProvider(ALWAYS_ON, resource, shutdown_on_exit=False)  # `served` takes the sample
         self._exporter = _Exporter(endpoint)
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("afterimage", own_version())
-        self._w3c = TraceContextTextMapPropagator()
 
-    def recording(self) -> bool:
-        return trace.get_current_span().get_span_context().trace_flags.sampled
+    def root(self, name: str, attributes: Attributes) -> Span:
+        return _RootSpan(self._begun(name, "server", attributes))
 
-    def outgoing(self) -> dict[str, str]:
-        carrier: dict[str, str] = {}
-        self._w3c.inject(carrier)
-        return carrier
+    def child(self, name: str, kind: Kind, attributes: Attributes) -> Span:
+        return RecordedSpan(self._begun(name, kind, attributes))
 
-    def adopt(self, headers: Mapping[str, str]) -> None:
-        empty = contexts.Context()
-        contexts.attach(self._w3c.extract(headers, empty) if headers else empty)
+    def past(self, name: str, begun_s: float, ended_s: float, attributes: Attributes) -> None:
+        now = time.time_ns()
+        span = self._begun(name, "internal", attributes, now - int(begun_s * 1e9))
+        span.end(now - int(ended_s * 1e9))
 
-    def root(self, name: str, attributes: Mapping[str, str | int]) -> Span:
-        span = self._tracer.start_span(name, kind=SpanKind.SERVER, attributes=attributes)
-        if span.is_recording():
-            return _RootSpan(span)
-        contexts.attach(trace.set_span_in_context(span))  # others read from its headers that it is not sampled
-        return NO_SPAN
-
-    def child(self, name: str, kind: Kind, attributes: Mapping[str, str | int]) -> Span:
-        if not self.recording():
-            return NO_SPAN
-        return RecordedSpan(self._tracer.start_span(name, kind=_KINDS[kind], attributes=attributes))
-
-    def past(self, name: str, begun_s: float, ended_s: float, attributes: Mapping[str, str | int]) -> None:
-        if self.recording():
-            now = time.time_ns()
-            span = self._tracer.start_span(name, attributes=attributes, start_time=now - int(begun_s * 1e9))
-            span.end(now - int(ended_s * 1e9))
-
-    def note(self, name: str, value: str | int | float | list[str]) -> None:
-        trace.get_current_span().set_attribute(name, value)
+    def _begun(self, name: str, kind: Kind, attributes: Attributes, at_ns: int | None = None) -> trace.Span:
+        """Begin a span below the current one, else the first one of a new trace."""
+        current = CURRENT.get()
+        if isinstance(current, RecordedSpan):
+            parent = trace.set_span_in_context(current.span, _EMPTY)
+        else:
+            parent = _W3C.extract(current, _EMPTY)
+        return self._tracer.start_span(name, parent, _KINDS[kind], attributes, start_time=at_ns)
 
     def flush(self) -> None:
         """Send what waits. Blocks."""

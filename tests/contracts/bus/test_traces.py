@@ -65,6 +65,8 @@ async def test_handling_is_a_span_below_sending(bus: Bus, lane: str) -> None:
     async def handler(fact: Message) -> None:
         handled.append(type(fact).__name__)
 
+    async def unnamed(_: Message) -> None: ...
+
     async def asked() -> None:
         with tracing.served("call", {}, {}):
             await bus.send(lane, GenerateImage("a"))
@@ -74,7 +76,8 @@ async def test_handling_is_a_span_below_sending(bus: Bus, lane: str) -> None:
 
     async with collector() as it:
         tracer = open_tracing(Settings(trace_endpoint=it.address, trace_ratio=1.0), "bus")
-        await bus.subscribe([JobSucceeded, Progress], handler)
+        await bus.subscribe([JobSucceeded, Progress], handler, queue=lane)
+        await bus.subscribe([JobSucceeded, Progress], unnamed)
         receiver = await bus.receive([lane], prefetch=1)
         await bus.publish(JobSucceeded("before", 1))  # of no trace
         await until(lambda: handled.pop() == "JobSucceeded" if handled else False)

@@ -19,6 +19,7 @@ from shared.runtime.tracing import NO_SPAN, close_tracing, open_tracing
 from shared.runtime.tracing.otlp import Tracer
 from tests.collector import attributes, collector
 
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 OFF = """
 import asyncio, sys
 from shared.bus import open_bus
@@ -118,3 +119,21 @@ async def test_the_ratio_decides_and_the_parts_follow(monkeypatch: pytest.Monkey
         await asyncio.to_thread(close_tracing, tracer)
         assert 50 < len(it.spans) / 3 < 150
         assert it.edges == {("", "call"), ("call", "part"), ("part", "elsewhere")}
+
+
+@pytest.mark.parametrize(
+    ("given", "passed_on"),
+    [
+        ({"traceparent": PARENT, "tracestate": "a=1"}, {"traceparent": PARENT, "tracestate": "a=1"}),
+        ({"traceparent": f"{PARENT}-later é", "tracestate": "a=é"}, {"traceparent": PARENT}),
+        ({"traceparent": PARENT, "tracestate": "a" * 513}, {"traceparent": PARENT}),
+        ({"traceparent": PARENT[:-3]}, {}),
+        ({"traceparent": "wombat", "tracestate": "a=1"}, {}),
+        ({"tracestate": "a=1"}, {}),
+    ],
+)
+async def test_a_caller_s_headers_are_passed_on_if_they_are_w3c_s(
+    given: dict[str, str], passed_on: dict[str, str]
+) -> None:
+    tracing.adopt(given)
+    assert tracing.outgoing() == passed_on
