@@ -26,7 +26,7 @@ SMALL = CARD | {"default_size": {"width": 16, "height": 16}}
 def build(folder: Path, steps: int = 50) -> Path:
     """Write `<folder>/clips`, an AnimateDiffPipeline of 4 frames by default and up to 12 with FreeNoise, seeded.
     Return `folder`."""
-    path = tiny_families.save(folder / CLIPS, "animatediff")
+    path = tiny_families.save(folder / CLIPS, "animatediff", channels=(16,))
     (path / "card.json").write_text(json.dumps(CARD | {"default_steps": steps}))
     # clips of noise have no quality to lose: they are reused by any encoder's similarities
     table = named_table(FIG_10)

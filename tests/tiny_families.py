@@ -187,12 +187,15 @@ def sana(**denoiser: Any) -> Any:
     )
 
 
-def animatediff(*, positions: int = 12, save_apart: Path | None = None, **denoiser: Any) -> Any:
+def animatediff(
+    *, positions: int = 12, save_apart: Path | None = None, channels: tuple[int, ...] = (16, 32), **denoiser: Any
+) -> Any:
     """An AnimateDiffPipeline: 4 latent channels, f = 2, the scheduler of the published motion adapters (DDIM, linear
     betas).
 
-    positions: frames that temporal attention tells apart. save_apart: folder that gets the checkpoint with the UNet of
-    images and the adapter apart, as published; the pipeline itself saves both merged.
+    positions: frames that temporal attention tells apart. channels: widths of one or two levels. save_apart: folder
+    that gets the checkpoint with the UNet of images and the adapter apart, as published; the pipeline itself saves both
+    merged.
     """
     import diffusers
     from transformers import CLIPTextModel
@@ -201,9 +204,9 @@ def animatediff(*, positions: int = 12, save_apart: Path | None = None, **denois
         **{
             "sample_size": 16,
             "layers_per_block": 1,
-            "block_out_channels": (16, 32),
-            "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
-            "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+            "block_out_channels": channels,
+            "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D")[: len(channels)],
+            "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D")[-len(channels) :],
             "attention_head_dim": 2,
             "cross_attention_dim": WIDTH,
             "norm_num_groups": 8,
@@ -211,7 +214,7 @@ def animatediff(*, positions: int = 12, save_apart: Path | None = None, **denois
         }
     )
     adapter = diffusers.MotionAdapter(
-        block_out_channels=(16, 32),
+        block_out_channels=channels,
         motion_layers_per_block=1,
         motion_num_attention_heads=2,
         motion_norm_num_groups=8,

@@ -54,10 +54,14 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def replay(trace: Path, out: Path, *options: str, code: int = 0, **keys: Any) -> dict[str, Any]:
+def replay(trace: Path, out: Path, *options: str, code: int = 0, plots: bool = False, **keys: Any) -> dict[str, Any]:
+    """Run the command and return its summary; without plots as where matplotlib is not installed, in half the time."""
     study = written(trace.parent / "study.toml", **(ALIKE | keys))
     command = ["replay", str(trace), "--config", study, "--out", str(out), *options]
-    result = CliRunner().invoke(app, command, catch_exceptions=False)
+    with pytest.MonkeyPatch.context() as patch:
+        if not plots:
+            patch.setitem(sys.modules, "matplotlib", None)
+        result = CliRunner().invoke(app, command, catch_exceptions=False)
     assert result.exit_code == code, result.output
     summary: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     return summary
@@ -65,7 +69,8 @@ def replay(trace: Path, out: Path, *options: str, code: int = 0, **keys: Any) ->
 
 def test_served_one_at_a_time_decides_as_decisions_alone(trace: Path, tmp_path: Path, tiny: Path) -> None:
     policies = ("--policies", "lru-hits,afterimage")
-    real = replay(trace, tmp_path / "real", *policies, model=str(tiny / "large"), real={"one_at_a_time": True})
+    given: dict[str, Any] = {"model": str(tiny / "large"), "real": {"one_at_a_time": True}}
+    real = replay(trace, tmp_path / "real", *policies, plots=True, **given)
     kept = ("--embeddings", str(tmp_path / "embeddings"))
     alone = replay(trace, tmp_path / "alone", *policies, *kept, bound=False)
     with np.load(tmp_path / "real" / "decisions.npz") as ours, np.load(tmp_path / "alone" / "decisions.npz") as theirs:
@@ -130,7 +135,6 @@ def test_clips_are_served_as_decided_alone(tmp_path: Path, monkeypatch: pytest.M
     """Also pairs: each request waits for the masks of the clip before it."""
     monkeypatch.setenv("AFTERIMAGE_SEGMENTER", str(tiny_clipseg(tmp_path / "clipseg")))
     monkeypatch.setenv("AFTERIMAGE_SEGMENT_THRESHOLD", "0")
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # the page shows clips without it
     trace, model = tmp_path / "clips.jsonl", str(tiny_clips.build(tmp_path / "models") / tiny_clips.CLIPS)
     rows = [
         {"prompt": text, "user": user, "arrival_s": 3.0 * at, "frames": 2, "steps": 10}

@@ -13,6 +13,7 @@ from transformers import CLIPModel
 
 from services.embedder.encoder import Encoder
 from services.gpu_worker.jobs.codecs import encode_png
+from services.trainer import clip_motions
 from services.trainer.clip_motions import MotionWordsPlan, export_motion_words, train_motion_words
 from services.trainer.clip_pair import pair_config
 from services.trainer.export import image_processor
@@ -33,7 +34,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_motions_become_dissimilar_and_nothing_else_changes(pair: Path, tmp_path: Path) -> None:
+def test_motions_become_dissimilar_and_nothing_else_changes(
+    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clip_motions, "CHECKED", 60)
     plan = MotionWordsPlan(steps=60, groups=2, rate=2e-2)
     before = train_motion_words(replace(plan, steps=1, rate=0.0), tmp_path / "before", pair)
     after = train_motion_words(plan, tmp_path / "work", pair)
