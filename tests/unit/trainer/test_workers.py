@@ -19,10 +19,10 @@ def test_without_latents_nothing_is_started(tmp_path: Path) -> None:
 
 
 def test_two_workers_stop_together_by_the_clock(work: Path, teacher: Path) -> None:
-    plan = DenoiserPlan(seconds=2.0, batch=1, average_every=3, other_sizes=0.5, warmup=1)
+    plan = DenoiserPlan(seconds=0.5, batch=1, average_every=3, other_sizes=0.5, warmup=1)
     train_in_workers("small", plan, work, workers=2, teacher=teacher)
     state = runs.load_checkpoint(work / "small.pt")
     assert state is not None
-    assert state["used_s"] >= 2.0
+    assert state["used_s"] >= 0.5
     assert state["step"] % 3 == 0
     assert state["samples"] == state["step"] * 2
