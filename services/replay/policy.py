@@ -147,7 +147,8 @@ class PolicySettings(BaseModel):
         bundled large model has at this K."""
         codec = codec_of(self.state_codec, _large(), step, steps)
         if codec not in CODEC_SHARE:
-            raise ConfigurationError(f"state_codec: {codec!r} was measured on clips alone; the trace has images")
+            rule = "was measured on clips alone, and the trace has images; a study of clips sets `frames`"
+            raise ConfigurationError(f"state_codec: {codec!r} {rule}")
         return CODEC_SHARE[codec]
 
     @property
