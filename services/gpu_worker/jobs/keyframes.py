@@ -79,6 +79,7 @@ class Keyframes:
 
     def split(self, states: Mapping[int, Frames]) -> dict[int, Part]:
         """Return the coded parts of a run's states by K, the base first."""
+        states = {k: states[k] for k in sorted(states)}  # the order decides how means are rounded, and with them ties
         halves = {k: _half(rows) for k, rows in states.items()}
         repeats = {k: self.repeats(rows) for k, rows in states.items()}
         own = np.arange(len(next(iter(states.values()))))
