@@ -59,6 +59,7 @@ class Fanout:
         self._watches: dict[str, set[Watch]] = defaultdict(set)
         self._subscription: Subscription | None = None
         self.draining = False
+        self.on_drain: list[Callable[[], None]] = []
 
     async def start(self) -> None:
         self._subscription = await self._bus.subscribe(_KINDS, self._heard)
@@ -73,6 +74,8 @@ class Fanout:
         for watches in self._watches.values():
             for watch in watches:
                 watch.wake()
+        for wake in self.on_drain:
+            wake()
 
     def waited_for(self, job_id: str, *, besides: Watch | None = None) -> bool:
         return bool(self._watches.get(job_id, set()) - {besides})

@@ -125,5 +125,15 @@ async def test_a_session_ends_with_its_key(guarded: Guarded) -> None:
         assert await anext(lines) == "retry: 2000"
         await guarded.house.backends.catalog.keys.revoke(guarded.keys["passer"].removeprefix("aik_").partition(".")[0])
         async with asyncio.timeout(5.0):
-            assert "event: ended" in [line async for line in lines]
+            told = [line async for line in lines]
+        assert "event: error" in told
+        assert "key" in told[told.index("event: error") + 1]
+        assert (await client.get("jobs")).status_code == 401
+
+
+async def test_a_session_ends_at_its_own_time(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.gateway.console.sessions.LIFETIME_S", 1)
+    async with signed_in(guarded, "alice") as (client,), asyncio.timeout(5.0):
+        async with client.stream("GET", "events") as events:
+            assert "the session has ended" in "".join([line async for line in events.aiter_lines()])
         assert (await client.get("jobs")).status_code == 401

@@ -22,7 +22,7 @@ from services.gateway.console.operations import Operations
 from services.gateway.console.sessions import COOKIE, LIFETIME_S, Sessions, cookie_of
 from services.gateway.console.similar import Similar
 from services.gateway.http.api import Api
-from services.gateway.http.events import EVENTS, HEADERS, HEARTBEAT_S
+from services.gateway.http.events import EVENTS, HEADERS, HEARTBEAT_S, error_event
 from services.gateway.http.fields import Fields, ImageFields, VideoFields
 from services.gateway.http.identity import principal
 from services.gateway.http.images import edit_fields
@@ -30,7 +30,7 @@ from services.gateway.http.requests import edit_request, image_request, video_re
 from services.gateway.own_jobs import note_admin, own_job
 from services.gateway.validation import Caller, caller_of, check_prompt, image_count, page_token
 from shared.client.views import picture_of
-from shared.domain.errors import AfterimageError, PermissionDeniedError
+from shared.domain.errors import AfterimageError, PermissionDeniedError, UnauthenticatedError
 from shared.domain.identity import Role
 from shared.domain.types import JobState
 from shared.runtime.own_version import own_version
@@ -38,8 +38,6 @@ from shared.service.door import CLIENTS
 
 THUMB = 224
 """Longest side of a thumbnail in pixels."""
-LOOK_S = 1.0
-"""Seconds between two checks of an idle stream: whether its key still holds, and whether the gateway drains."""
 _POSITIONS = 20
 """Queued jobs of a page whose place in the queue is read."""
 JobId = Annotated[str, Path(max_length=64)]
@@ -226,25 +224,18 @@ async def _accepted(api: Api, who: Caller, message: pb.Request, count: int) -> R
 async def _events(request: Request, sessions: Sessions, live: Live) -> AsyncIterator[bytes]:
     who = principal(request.scope)
     sees = user(request).may_see if who.roles & CLIENTS else _nothing
+    ends = time.monotonic() + sessions.left_s(request.scope)
     async with live.tab(sees, operator=Role.OPERATOR in who.roles) as tab:
         yield b""
         yield b"retry: 2000\nevent: hello\ndata: {}\n\n"
-        spoken = time.monotonic()
-        while not live.draining:
-            events = await tab.next(LOOK_S)
-            try:
-                if sessions.principal(request.scope) != who:
-                    return
-            except AfterimageError:  # the key ended
-                yield _event("ended", {})
-                return
+        while not live.draining and (left_s := ends - time.monotonic()) > 0:
+            events = await tab.next(min(HEARTBEAT_S, left_s))
             for kind, event in events:
                 yield _event(kind, event)
-            if events:
-                spoken = time.monotonic()
-            elif time.monotonic() - spoken >= HEARTBEAT_S:
-                spoken = time.monotonic()
+            if not events:
                 yield b": waiting\n\n"
+    if not live.draining:
+        yield error_event(UnauthenticatedError("the session has ended: sign in again"))
 
 
 def _event(kind: str, data: dict[str, Any]) -> bytes:

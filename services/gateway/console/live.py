@@ -42,10 +42,14 @@ class Tab:
 
     def put(self, kind: str, key: str, event: dict[str, Any]) -> None:
         self._events[kind, key] = event
+        self.wake()
+
+    def wake(self) -> None:
         self._news.set()
 
     async def next(self, timeout_s: float) -> list[tuple[str, dict[str, Any]]]:
-        """Return kind and data of the events since the last call; an empty list after `timeout_s` without one."""
+        """Return kind and data of the events since the last call; an empty list after `timeout_s` without one, and
+        when the gateway begins to drain."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._news.wait()
@@ -66,12 +70,17 @@ class Live:
         self._changed: dict[str, None] = {}
         self._news = asyncio.Event()
         self._owners: FIFOCache[str, tuple[str, str]] = FIFOCache(4096)
+        calls.fanout.on_drain.append(self._wake)
         self.fleet: dict[str, Any] | None = None
         """The global monitor's last answer; None: no operator looks."""
 
     @property
     def draining(self) -> bool:
         return self._calls.fanout.draining
+
+    def _wake(self) -> None:
+        for tab in self._tabs:
+            tab.wake()
 
     @contextlib.asynccontextmanager
     async def tab(self, sees: Sees, *, operator: bool) -> AsyncIterator[Tab]:

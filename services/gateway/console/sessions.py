@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import math
 import re
 import time
 from base64 import urlsafe_b64encode
@@ -50,12 +51,14 @@ class Sessions:
         """Return the token that requests of this session send beside the cookie, if they change anything."""
         return self._sign(f"csrf\n{cookie}")
 
-    def principal(self, scope: Scope) -> Principal:
-        """Return who sends a request of the console. Raises UnauthenticatedError, PermissionDeniedError for a change
-        without its token, and RateLimitError for a change above the key's rate. Pages read many small images, so reads
-        do not count."""
+    def principal(self, scope: Scope) -> tuple[Principal, str]:
+        """Return who sends a request of the console, and the id of the session's key, empty without a session.
+
+        Raises UnauthenticatedError, PermissionDeniedError for a change without its token, and RateLimitError for a
+        change above the key's rate. Pages read many small images, so reads do not count.
+        """
         if scope["path"] == LOGIN:
-            return _NOBODY
+            return _NOBODY, ""
         cookie, headers = cookie_of(scope), Headers(scope=scope)
         key = self._key(cookie)
         changes = scope["method"] not in ("GET", "HEAD")
@@ -66,14 +69,19 @@ class Sessions:
         if key is not None:
             if changes:
                 self._door.count(key, scope["path"])
-            return key.principal
+            return key.principal, key.id
         if self._key_needed:
             raise UnauthenticatedError("the console needs a session: sign in with a key of `afterimage keys create`")
-        return ANONYMOUS
+        return ANONYMOUS, ""
 
     def holds(self, scope: Scope) -> bool:
         """Return whether the request has the session of a live key."""
         return self._key(cookie_of(scope)) is not None
+
+    def left_s(self, scope: Scope) -> float:
+        """Return the seconds until the session ends, if its key does not end before; infinite without a session."""
+        found = _TOKEN.fullmatch(cookie_of(scope))
+        return int(found[2]) - time.time() if found and self.holds(scope) else math.inf
 
     def _key(self, cookie: str) -> ApiKey | None:
         found = _TOKEN.fullmatch(cookie)

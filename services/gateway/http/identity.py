@@ -36,8 +36,8 @@ class Callers:
             given = [one for one in given if looks_like_key(one)]
         try:
             if self._sessions is not None and scope["path"].startswith(API):
-                scope[_NOTED] = self._sessions.principal(scope)
-                return nullcontext()
+                scope[_NOTED], key_id = self._sessions.principal(scope)
+                return self._door.calls.noted(key_id) if key_id else nullcontext()
             scope[_NOTED] = self._door.principal(given, CLIENTS, scope["path"], key_needed=self._key_needed)
         except AfterimageError as error:
             scope[_NOTED] = error

@@ -55,8 +55,8 @@ export function connect() {
   heard("progress", (step) => { const job = jobs.progress(step); if (job) dispatch("job", job); });
   heard("reload", () => dispatch("reload", {}));
   heard("fleet", (answer) => { fleet = answer; dispatch("fleet", answer); });
-  heard("ended", () => dispatch("ended", {}));
-  stream.onerror = () => {
+  stream.onerror = ({ data }) => {
+    if (data) { stream.close(); return dispatch("ended", {}); } // the server's last word: the session has ended
     if (!down) dispatch("disconnected", {});
     down = true;
     if (stream.readyState === EventSource.CLOSED) setTimeout(connect, 2000);
