@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.isotonic import IsotonicRegression
+from sklearn.isotonic import isotonic_regression
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -180,7 +180,7 @@ def kind_means(data: Data, kinds: Sequence[str]) -> dict[int, tuple[Floats, Floa
         means = np.stack([change[own == kind].mean(axis=0) for kind in range(len(kinds))])
         spread = np.sqrt(((change - means[own]) ** 2).sum(axis=0) / max(len(own) - len(kinds), 1))
         flat = np.moveaxis(means, 1, 0).reshape(len(data.ks[steps]), -1)
-        smooth = [IsotonicRegression(increasing=False).fit_transform(data.ks[steps], one) for one in flat.T]
+        smooth = [isotonic_regression(one, increasing=False) for one in flat.T]
         monotone = np.moveaxis(np.stack(smooth, axis=1).reshape(-1, len(kinds), means.shape[2]), 0, 1)
         found[steps] = monotone, spread / np.sqrt(count)[:, None, None]
     most = max(found)

@@ -68,6 +68,7 @@ def profile(models: Path, tmp_path: Path, *more: str) -> Any:
     return CliRunner().invoke(app, ["profile", *map(str, arguments)], catch_exceptions=True)
 
 
+@pytest.mark.usefixtures("plotted")
 async def test_a_profile_is_measured_resumed_and_stored(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
