@@ -22,7 +22,7 @@ Make = Callable[..., Settings]
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.build(tmp_path_factory.mktemp("models"))
+    return tiny_models.build(tmp_path_factory.mktemp("models"), channels=(16,))
 
 
 @pytest.fixture

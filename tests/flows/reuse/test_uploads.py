@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from shared.client.image_parts import PART_BYTES
 from shared.domain.errors import InvalidRequestError, JobFailedError
 from shared.domain.types import JobState, PlanSource
 from shared.runtime.settings import Settings
+from tests import tiny as tiny_models
 from tests.flows.conftest import Make
 from tests.flows.house import SLOW, House, house
 
@@ -63,10 +65,11 @@ async def test_an_image_starts_from_an_upload_and_stays_out_of_the_cache(make: M
         assert await uploads(it) == []
 
 
-async def test_a_mask_keeps_what_it_does_not_name(make: Make) -> None:
+async def test_a_mask_keeps_what_it_does_not_name(make: Make, tmp_path: Path) -> None:
+    large = tiny_models.build(tmp_path / "models", clip=False) / "large"  # of two levels: its pixels change by less
     mask = Image.new("RGBA", (64, 64), "white")
     mask.paste((0, 0, 0, 0), (0, 0, 32, 64))
-    async with house(make()) as it:
+    async with house(make(large=str(large))) as it:
         whole = await it.client.generate("a blue fish", image=RED, strength=0.1, **OURS)
         part = await it.client.generate("a blue fish", image=RED, mask=png(mask), **OURS)
         assert (part.plan.source, part.steps_run, part.job.request.strength) == (PlanSource.NOISE, 10, 1.0)
