@@ -66,7 +66,7 @@ async def measure(asked: argparse.Namespace) -> None:
     if browser is None:
         raise SystemExit("no Chromium: apt-get install chromium")
     with tempfile.TemporaryDirectory() as folder:
-        here = {"listen": "127.0.0.1:0", "http_listen": "127.0.0.1:0", "metrics_listen": ""}
+        here: dict[str, Any] = {"listen": "127.0.0.1:0", "http_listen": "127.0.0.1:0", "metrics_listen": ""}
         chosen = Settings(data_dir=Path(folder), large="noop:", video="", segmenter="", check_share=0.0, **here)
         async with (
             running(all_services(), chosen) as process,

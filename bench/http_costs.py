@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -34,7 +35,7 @@ from shared.service.door import EVERY_S
 
 REPEAT_GOAL_S, PARTIAL_GOAL, STREAMS_GOAL = 0.002, 0.03, 0.02
 CLIENTS, STEPS = 8, 50
-REPEAT = {"prompt": "a red fox in the snow", "seed": 7, "num_inference_steps": 10}
+REPEAT: dict[str, Any] = {"prompt": "a red fox in the snow", "seed": 7, "num_inference_steps": 10}
 HOLDER = """
 import asyncio, sys
 async def one(host, port, cookie, count):
@@ -76,7 +77,7 @@ async def paired(count: int, first: Arm, second: Arm, warm_up: int = 0) -> tuple
 async def served(large: str) -> AsyncIterator[tuple[Running, AsyncClient, httpx.AsyncClient]]:
     """Yield a process with every service, and a client of each interface."""
     with tempfile.TemporaryDirectory() as folder:
-        here = {"listen": "127.0.0.1:0", "http_listen": "127.0.0.1:0", "metrics_listen": ""}
+        here: dict[str, Any] = {"listen": "127.0.0.1:0", "http_listen": "127.0.0.1:0", "metrics_listen": ""}
         chosen = Settings(data_dir=Path(folder), large=large, video="", segmenter="", check_share=0.0, **here)
         async with (
             running(all_services(), chosen) as process,
