@@ -57,7 +57,7 @@ async def test_a_stranger_gets_the_pages_and_no_data(guarded: Guarded) -> None:
         session = (await client.get("/console/api/session")).json()
         assert (session["signed_in"], "csrf" in session) == (False, False)
         key = {"authorization": f"Bearer {guarded.keys['alice']}"}
-        for path in ("jobs", "similar?prompt=x", "jobs/x", "jobs/x/image", "cache", "events"):
+        for path in ("jobs", "jobs/x", "jobs/x/image", "cache", "events"):
             for headers in ({}, key, {"cookie": f"{COOKIE}=a.99999999999.{'x' * 43}"}, {"cookie": f"{COOKIE}=;=;"}):
                 assert (await client.get(f"/console/api/{path}", headers=headers)).status_code == 401, path
         assert (await client.post("/console/api/login", json={"key": "aik_none." + "x" * 43})).status_code == 401
@@ -84,13 +84,13 @@ async def test_a_session_sees_what_its_key_sees(guarded: Guarded) -> None:
             while (await alice.get(f"jobs/{job_id}")).json()["state"] != "succeeded":
                 await asyncio.sleep(0.02)
         assert (await alice.get(f"jobs/{job_id}/image?size=thumb")).headers["content-type"] == "image/webp"
-        alike = f"similar?prompt={BODY['prompt']}"
+        text = {"prompt": BODY["prompt"]}
         async with asyncio.timeout(20.0):
-            while job_id not in (await alice.get(alike)).text:  # until it is in the cache
+            while job_id not in (await alice.post("similar", json=text)).text:  # until it is in the cache
                 await asyncio.sleep(0.05)
-        assert job_id in (await chief.get(alike)).text
-        assert "secret fox" not in (await bob.get(alike)).text
-        assert (await ops.get(alike)).status_code == 403
+        assert job_id in (await chief.post("similar", json=text)).text
+        assert "secret fox" not in (await bob.post("similar", json=text)).text
+        assert (await ops.post("similar", json=text)).status_code == 403
         for client, status in ((chief, 200), (bob, 404), (ops, 403)):
             for path in (f"jobs/{job_id}", f"jobs/{job_id}/image"):
                 assert (await client.get(path)).status_code == status
@@ -110,7 +110,8 @@ async def test_a_session_sees_what_its_key_sees(guarded: Guarded) -> None:
 async def test_a_change_needs_the_token_of_its_session(guarded: Guarded) -> None:
     async with signed_in(guarded, "alice", "bob") as (alice, bob):
         for token in ("", bob.headers["x-csrf-token"]):
-            assert (await alice.post("jobs", json=BODY, headers={"x-csrf-token": token})).status_code == 403
+            for path, body in (("jobs", BODY), ("similar", {"prompt": "a secret fox"})):
+                assert (await alice.post(path, json=body, headers={"x-csrf-token": token})).status_code == 403
         # the cookie opens the console's paths alone
         cookie = {"cookie": f"{COOKIE}={alice.cookies[COOKIE]}"}
         assert (await alice.get(f"{guarded.house.process.http_address}/v1/models", headers=cookie)).status_code == 401

@@ -48,6 +48,10 @@ class LoginFields(Fields):
     key: str = Field(max_length=200)
 
 
+class SimilarFields(Fields):
+    prompt: str
+
+
 class GenerateFields(ImageFields):
     """The fields of the images API, and the start from one of the caller's images."""
 
@@ -135,13 +139,14 @@ def routes(api: Api, sessions: Sessions, live: Live, operations: Operations, sim
             row["position"] = await api.jobs.position(row["id"])
         return JSONResponse({"jobs": rows, "next": more}, headers=_NO_STORE)
 
-    @router.get("/similar")
-    async def alike(request: Request, prompt: str) -> Response:
-        """Return the caller's jobs whose prompts are nearest to a text, the nearest first."""
+    @router.post("/similar")
+    async def alike(request: Request, fields: SimilarFields) -> Response:
+        """Return the caller's jobs whose prompts are nearest to a text, the nearest first. It counts towards the key's
+        rate, and a body keeps the text out of the logs of proxies."""
         who = user(request)
-        check_prompt(prompt, api.settings)
+        check_prompt(fields.prompt, api.settings)
         note_admin(who, api.settings.data_dir, "search jobs", f"tenant {who.tenant}")
-        found = await similar.jobs(prompt, who)
+        found = await similar.jobs(fields.prompt, who)
         rows = [summary(job) | {"alike": similarity} for job, similarity in found]
         return JSONResponse({"jobs": rows}, headers=_NO_STORE)
 

@@ -56,7 +56,7 @@ export function show(main) {
   }
   async function nearest(text) {
     try {
-      const answer = await ask(`similar?prompt=${encodeURIComponent(text)}`);
+      const answer = await ask("similar", "POST", { prompt: text });
       if (text !== search.value.trim()) return;
       about = text;
       near = new Map(answer.jobs.map((job) => [jobs.merge(job).id, job.alike]));
