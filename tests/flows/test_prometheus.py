@@ -116,13 +116,13 @@ def _port() -> Iterator[int]:
 
 @contextlib.asynccontextmanager
 async def _prometheus(folder: Path, target: str) -> AsyncIterator[httpx.AsyncClient]:
-    """A real Prometheus that scrapes `target` twice a second and evaluates the alerts each second."""
+    """A real Prometheus that scrapes `target` and evaluates the alerts each second."""
     program = shutil.which("prometheus")
     if program is None:
         missing = "no prometheus: apt-get install prometheus"
         (pytest.fail if "prometheus" in REQUIRED else pytest.skip)(missing)
     config = {
-        "global": {"scrape_interval": "500ms", "scrape_timeout": "400ms", "evaluation_interval": "1s"},
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(COMPOSE / "observability/alerts.yaml")],
         "scrape_configs": [{"job_name": "afterimage", "static_configs": [{"targets": [target]}]}],
     }
@@ -144,7 +144,7 @@ async def _prometheus(folder: Path, target: str) -> AsyncIterator[httpx.AsyncCli
 
 async def _until(client: httpx.AsyncClient, query: str) -> None:
     """Until the query has a sample."""
-    async with asyncio.timeout(15.0):
+    async with asyncio.timeout(60.0):
         while True:
             with contextlib.suppress(httpx.TransportError):
                 if await _result(client, query):
@@ -180,7 +180,7 @@ async def test_a_real_prometheus_answers_every_query(settings: Settings, tmp_pat
             await _until(client, 'sum(rate(afterimage_deadlines_total{outcome="met"}[15s])) > 0')
             empty = [query for query in [*QUERIES, *KEDA] if not await _result(client, query)]
             due = [query for query in empty if not _may_be_empty(query)]
-            for _ in range(20):  # a rate needs two scrapes
+            for _ in range(40):  # a rate needs two scrapes
                 if due:
                     await asyncio.sleep(0.5)
                     due = [query for query in due if not await _result(client, query)]
@@ -192,6 +192,6 @@ async def test_a_real_prometheus_answers_every_query(settings: Settings, tmp_pat
                 (rule["alert"], "ok", None) for rule in ALERTS
             }
             pending = {rule["name"] for rule in rules if rule["alerts"]}
-            # a second's work against a fleet of one, and a scrape that took longer than .4 s: neither lasts long enough
+            # a second's work against a fleet of one, and a scrape that took longer than 1 s: neither lasts long enough
             assert pending <= {"TooFewWorkers", "ServiceDown"}
             assert not [rule["name"] for rule in rules for alert in rule["alerts"] if alert["state"] == "firing"]

@@ -47,14 +47,14 @@ async def test_expired_and_revoked_keys_are_listed_and_not_live(catalog: Catalog
 async def test_both_keys_work_during_a_rotation_that_never_lengthens_a_life(catalog: Catalog) -> None:
     old, short = issued(WHO)[0], issued(WHO)[0]
     await catalog.keys.add(old, 3600.0)
-    await catalog.keys.add(short, 0.2)
+    await catalog.keys.add(short, 1.0)
     new, other = _new(), _new()
-    assert (await catalog.keys.rotate(old.id, *new, 0.2)).principal == WHO
+    assert (await catalog.keys.rotate(old.id, *new, 1.0)).principal == WHO
     await catalog.keys.rotate(short.id, *other, 3600.0)
     assert {old.id, new[0]} <= await _live(catalog)
-    await asyncio.sleep(0.3)
-    assert old.id not in (live := await _live(catalog))
-    assert short.id not in live
+    async with asyncio.timeout(10.0):
+        while {old.id, short.id} & (live := await _live(catalog)):
+            await asyncio.sleep(0.05)
     assert new[0] in live
     lives = {key.id: (key.expires_at or 0) - key.created_at for key in await catalog.keys.all()}
     assert lives[new[0]] == pytest.approx(3600.0, abs=0.01)
