@@ -174,6 +174,8 @@ async def test_a_real_prometheus_answers_every_query(settings: Settings, tmp_pat
             await _until(client, "up == 1")
             for seed in range(2):
                 await running.generate("a red circle on a white background", seed=seed, steps=10, deadline_s=60.0)
+                # a rate needs a scrape between both
+                await _until(client, 'sum(afterimage_deadlines_total{outcome="met"}) > 0')
             with contextlib.suppress(Exception):
                 await running.client.generate("x", steps=0)
             await _until(client, "sum(rate(afterimage_monitor_kept_total[15s]))")
