@@ -12,6 +12,7 @@ COMMANDS: dict[str, list[str]] = {
     "batch_of_8": ["bench.batch_of_8"],
     "overhead": ["bench.overhead"],
     "identity": ["bench.identity"],
+    "http_costs": ["bench.http_costs"],
     "tracing": ["bench.tracing"],
     "profile": ["services", "profile", "--out", str(PROFILE), "--no-store"],
     "k_quality": ["bench.k_quality", "--profile", str(PROFILE)],
