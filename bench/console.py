@@ -11,19 +11,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import shutil
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
+from bench.http_costs import served
 from bench.measuring.quiet import quiet
 from bench.measuring.recording import command_line, machine, quantile, record, settings_of, table
-from services.cli.embedded import all_services
 from shared.client import AsyncClient
 from shared.runtime.loop import run
-from shared.runtime.settings import Settings
 from shared.runtime.telemetry import configure_logging
-from shared.service import running
 
 PAINT_GOAL_S, BEHIND_GOAL_S, AT_ONCE = 1.0, 1.0, 16
 PAINT = """() => new Promise((done) => {
@@ -65,27 +61,20 @@ async def measure(asked: argparse.Namespace) -> None:
     on, browser = machine(), shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         raise SystemExit("no Chromium: apt-get install chromium")
-    with tempfile.TemporaryDirectory() as folder:
-        here: dict[str, Any] = {"listen": "127.0.0.1:0", "http_listen": "127.0.0.1:0", "metrics_listen": ""}
-        chosen = Settings(data_dir=Path(folder), large="noop:", video="", segmenter="", check_share=0.0, **here)
-        async with (
-            running(all_services(), chosen) as process,
-            AsyncClient(process.address, api_key="") as client,
-            async_playwright() as driver,
-        ):
-            chromium = await driver.chromium.launch(executable_path=browser, args=["--no-sandbox"])
-            address = f"{process.http_address}/console/"
-            paints = [await first_paint(chromium, address) for _ in range(asked.loads)]
-            await fill(client, asked.jobs)
-            page = await chromium.new_page(viewport={"width": 1280, "height": 800})
-            await page.goto(f"{address}#gallery")
-            await page.wait_for_selector(".cell")
-            await page.evaluate(WATCH)
-            listed, nodes = await page.evaluate(SCROLL)
-            long = await page.evaluate("window.long")
-            await page.evaluate("document.querySelector('.window').scrollTop = 0")
-            behind = [await delay(client, page, number) for number in range(asked.delays)]
-            await chromium.close()
+    async with served("noop:") as (process, client, _), async_playwright() as driver:
+        chromium = await driver.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        address = f"{process.http_address}/console/"
+        paints = [await first_paint(chromium, address) for _ in range(asked.loads)]
+        await fill(client, asked.jobs)
+        page = await chromium.new_page(viewport={"width": 1280, "height": 800})
+        await page.goto(f"{address}#gallery")
+        await page.wait_for_selector(".cell")
+        await page.evaluate(WATCH)
+        listed, nodes = await page.evaluate(SCROLL)
+        long = await page.evaluate("window.long")
+        await page.evaluate("document.querySelector('.window').scrollTop = 0")
+        behind = [await delay(client, page, number) for number in range(asked.delays)]
+        await chromium.close()
     figures: dict[str, dict[str, Any]] = {
         "first_paint": {"p50_s": quantile(paints, 0.5), "largest_s": max(paints), "goal_s": PAINT_GOAL_S},
         "gallery": {

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from shared.catalog.migrate import migrate, revision
 
 _STATEMENTS: list[str] = []
-"""What makes an empty database a migrated catalog without jobs; empty before the first."""
+"""SQL that makes an empty database a migrated catalog without jobs; empty before the first catalog."""
 
 
 def migrate_once(connection: sa.Connection, target: str = "head") -> None:

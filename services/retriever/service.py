@@ -131,7 +131,8 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             raise InvalidRequestError("vector", "must be there")
         if not 1 <= request.limit <= MOST_NEAREST:
             raise InvalidRequestError("limit", f"must be from 1 to {MOST_NEAREST}", request.limit)
-        where = IndexFilter(owners=visible_owners(request.tenant, request.user), encoder_hash=request.encoder_hash)
+        owners = visible_owners(request.tenant, request.user, public=self._settings.shares(request.tenant))
+        where = IndexFilter(owners=owners, encoder_hash=request.encoder_hash)
         hits = await self._backends.index.search("whole", vector, where, request.limit)
         return pb.NearestResponse(hits=[pb.Neighbour(entry_id=one.entry_id, similarity=one.similarity) for one in hits])
 

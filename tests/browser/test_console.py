@@ -83,6 +83,16 @@ async def test_gallery_searches_by_similarity(page: Any, served: House) -> None:
     far = await served.client.generate("a red fox in the snow", steps=5, seed=32)
     await to(page, "gallery")
     await page.get_by_role("combobox", name="Search by").select_option("alike")
+    refused = re.compile("/console/api/similar$")
+    asked: list[str] = []
+    page.on("request", lambda sent: asked.append(sent.url) if refused.search(sent.url) else None)
+    await page.route(refused, lambda route: route.abort())
+    await page.fill("#search", "a blue fish")
+    await page.get_by_role("alert").filter(has_text="cannot be reached").wait_for()
+    await served.client.generate("a fox that draws the list again", steps=5, seed=33)
+    await page.wait_for_timeout(800)
+    assert len(asked) == 1  # no job makes the page ask again
+    await page.unroute(refused)
     await page.fill("#search", "a blue fish in the water")
     await page.get_by_role("status").filter(has_text="the most similar first").wait_for()
     shown = await page.locator(".cell").evaluate_all("cells => cells.map((one) => one.dataset.id)")

@@ -8,8 +8,10 @@ import re
 import time
 from typing import Any
 
+import httpx
 import pytest
 
+from services.gateway.http.events import HEARTBEAT_S
 from services.gateway.service import GatewayService
 from shared.client import Accepted, AsyncClient, Picture, Progress, Waiting
 from shared.domain.errors import (
@@ -259,6 +261,18 @@ async def test_ending_the_process_finishes_what_runs_and_turns_new_calls_away(ma
     assert (picture.job.id, picture.steps_run) == (job_id, 100)
     assert "shutting down" in str(refused)
     assert refused.retry_after_s
+
+
+async def test_a_page_of_the_console_is_let_go_at_once(make: Make) -> None:
+    async with house(make(large=SLOW, http_listen="127.0.0.1:0")) as it:
+        address = f"{it.process.http_address}/console/api/events"
+        async with httpx.AsyncClient(timeout=10.0, trust_env=False) as client, client.stream("GET", address) as events:
+            lines = events.aiter_lines()
+            assert await anext(lines) == "retry: 2000"
+            await it.process.services[0].drain()
+            async with asyncio.timeout(HEARTBEAT_S / 3):  # without a push it would look after HEARTBEAT_S
+                rest = [line async for line in lines]
+    assert not [line for line in rest if "error" in line]
 
 
 async def _running(it: House, job_id: str) -> None:

@@ -29,8 +29,11 @@ class Similar:
         self._context, self._jobs = context, jobs
 
     async def jobs(self, text: str, who: Caller) -> list[tuple[Job, float]]:
-        """Return the caller's jobs and the cosine of their prompts to the text, the nearest first. Private entries are
-        found under no label of the caller's users. Raises the error of the embedder or the retriever."""
+        """Return the caller's jobs and the cosine of their prompts to the text, the nearest first.
+
+        They are the caller's among the MOST nearest entries that it may start from, which a tenant's callers share. A
+        private entry is found if its request named no user. Raises the error of the embedder or the retriever.
+        """
         embedder: Any = EmbedderServiceStub(self._context.channel("embedder"))
         embedded = await rpc.call(embedder.EmbedText, embedder_pb2.EmbedTextRequest(texts=[text]), timeout_s=TIMEOUT_S)
         message = retriever_pb2.NearestRequest(

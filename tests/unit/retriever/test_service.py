@@ -7,12 +7,12 @@ import pytest
 from protos import retriever_pb2 as pb
 from shared.domain.errors import InvalidRequestError, ModelError, UnavailableError
 from shared.domain.messages import EntriesCached, EntriesEvicted
-from shared.domain.types import CacheMode, Entry, PlanSource, Scope, Variation
+from shared.domain.types import CacheMode, Entry, PlanSource, Scope, Variation, vector_bytes
 from shared.runtime import rpc
 from shared.runtime.rpc_types import request_to_proto
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS
-from tests.unit.cached import near, request, unit
+from tests.unit.cached import ENCODER, near, request, unit
 from tests.unit.facts import heard
 from tests.unit.retriever.conftest import house
 
@@ -225,3 +225,28 @@ async def test_a_cached_image_of_another_replica_counts_and_missed_ones_are_read
         async with asyncio.timeout(5):
             while not home.service._entries.seen.rerolls(rerolled):
                 await asyncio.sleep(0.01)
+
+
+async def test_the_nearest_entries_that_a_user_may_start_from(noop: Settings) -> None:
+    async with house(noop) as home:
+        far = await home.cache(request("far", user="bob"), near(unit(1), 0.6))
+        close = await home.cache(request("close"), near(unit(1), 0.9))
+        own = await home.cache(request("own", scope=Scope.PRIVATE), unit(1))
+        hidden = request("hidden", scope=Scope.PRIVATE, user="bob")
+        public = request("public", scope=Scope.PUBLIC, tenant="other")
+        for one in (hidden, public, request("elsewhere", tenant="other")):
+            await home.cache(one, unit(1))
+        asked = pb.NearestRequest(
+            tenant=request().tenant, user="ada", vector=vector_bytes(unit(1)), encoder_hash=ENCODER, limit=2
+        )
+        found = (await rpc.call(home.stub.Nearest, asked, timeout_s=5)).hits
+        assert [(one.entry_id, round(one.similarity, 3)) for one in found] == [(own, 1.0), (close, 0.9)]
+        asked.limit = 9
+        found = (await rpc.call(home.stub.Nearest, asked, timeout_s=5)).hits
+        assert [one.entry_id for one in found] == [own, close, far]
+        for field, value in (("limit", 0), ("limit", 501), ("vector", b""), ("vector", b"123")):
+            wrong = pb.NearestRequest()
+            wrong.CopyFrom(asked)
+            setattr(wrong, field, value)
+            with pytest.raises(InvalidRequestError, match=field):
+                await rpc.call(home.stub.Nearest, wrong, timeout_s=5)

@@ -15,7 +15,7 @@ export function alike(prompt) {
 
 export function show(main) {
   const picked = [];
-  let near = new Map(), about = "", typing = 0; // id → similarity to `about`, the nearest first
+  let near = new Map(), about = "", sought = "", typing = 0; // id → similarity to `about`, the nearest first; last text sent
   let found = [], columns = 1, size = CELL, focused = 0, wanted = 0;
   const select = (name, all, options) => h("select", { "aria-label": name, onchange: filter }, h("option", { value: "" }, all), options.map(([value, text]) => h("option", { value }, text)));
   const search = h("input", { id: "search", type: "search", placeholder: "Search prompts ( / )", "aria-label": "Search prompts", oninput: filter });
@@ -41,10 +41,10 @@ export function show(main) {
   function filter() {
     const text = search.value.trim();
     if (how.value && text) {
-      if (text !== about) { clearTimeout(typing); typing = setTimeout(() => nearest(text), 300); }
+      if (text !== sought) { sought = text; clearTimeout(typing); typing = setTimeout(() => nearest(text), 300); }
       found = [...near.keys()].map(jobs.get).filter((job) => job && matches(job, []));
     } else {
-      about = ""; near = new Map();
+      about = sought = ""; near = new Map();
       found = jobs.all().filter((job) => matches(job, text.toLowerCase().split(/\s+/)));
     }
     const steps = found.reduce((sum, job) => sum + (job.state === "succeeded" ? job.steps : 0), 0), saved = found.reduce((sum, job) => sum + job.steps_saved, 0);
@@ -57,7 +57,7 @@ export function show(main) {
   async function nearest(text) {
     try {
       const answer = await ask("similar", "POST", { prompt: text });
-      if (text !== search.value.trim()) return;
+      if (text !== sought) return;
       about = text;
       near = new Map(answer.jobs.map((job) => [jobs.merge(job).id, job.alike]));
       failed.hidden = true; view.scrollTop = 0;
@@ -95,7 +95,7 @@ export function show(main) {
       cell.dataset.at = at;
       cell.tabIndex = at === focused || (at === first && (focused < first || focused >= last)) ? 0 : -1;
     }
-    if (!jobs.complete && !about && (last >= found.length - 4 * columns || search.value)) more();
+    if (!jobs.complete && !sought && (last >= found.length - 4 * columns || search.value)) more();
   }
   function make(job) {
     const cell = h("button", { class: "cell", "aria-pressed": picked.includes(job.id) ? "true" : "false", title: job.prompt,
