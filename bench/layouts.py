@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -66,12 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         record("layouts_steps", {"apart": apart}, settings_of(options), on=on, folder=options.out)
         return
     with torch.inference_mode():
-        costs = _costs(family, options)
-        auto = _auto(family, costs, options)
+        costs = fitted_costs(family, options, time.process_time)
+        auto = choices(family, costs, options, time.process_time)
         batches = [_batch(family, count, options) for count in options.batches]
-    print(f"\ngroups faster in {costs.groups_won:.0%} of the mixes; error of the ratio, p95: {costs.error:.1%}\n")
-    print(table(["always", "total, best choices = 1", "worst mix"], _rows(auto)))
-    print(f"\none decision: {auto['decision_us']:.1f} µs; 1.15 times the best or more: {auto['off_by_15']} mixes\n")
+    print_choices(costs, auto)
     print(table(["requests", "groups, s", "one batch, s", "ratio"], [_line(one) for one in batches]))
     for one in batches:
         print(f"\n{one['requests']} requests, ms of a step\n")
@@ -117,7 +115,10 @@ def random_sd3() -> Any:
     return with_random_prompts(card, pipeline, torch.device("cpu"), (77, WIDTH), WIDTH, layout="auto")
 
 
-def _costs(family: PipelineFamily, options: argparse.Namespace) -> LayoutCosts:
+def fitted_costs(family: PipelineFamily, options: argparse.Namespace, clock: Callable[[], float]) -> LayoutCosts:
+    """Measure `options.fitted` random mixes of `options.rows` requests at most in both layouts, and fit the costs.
+
+    clock: seconds. Raises SystemExit where too few of the mixes have several sizes."""
     from services.cli.profiles.layouts import fit_costs, measure_both
     from services.cli.profiles.mixes import random_tasks
     from services.gpu_worker.families import mixed_layout
@@ -125,14 +126,16 @@ def _costs(family: PipelineFamily, options: argparse.Namespace) -> LayoutCosts:
     draw = random.Random(options.seed)
     mixes = [random_tasks(family.card, options.rows, draw) for _ in range(options.fitted)]
     several = [tasks for tasks in mixes if len({task.size for task in tasks}) > 1]
-    measured = [measure_both(family, tasks, time.process_time) for tasks in several]
-    costs = fit_costs(measured, mixed_layout(family.card), "cpu", options.seed)
+    measured = [measure_both(family, tasks, clock) for tasks in several]
+    costs = fit_costs(measured, mixed_layout(family.card), family.device.type, options.seed)
     if costs is None:
         raise SystemExit(f"bench.layouts: --fitted: must give mixes of several sizes (got {options.fitted})")
     return costs
 
 
-def _auto(family: PipelineFamily, costs: LayoutCosts, options: argparse.Namespace) -> dict[str, Any]:
+def choices(
+    family: PipelineFamily, costs: LayoutCosts, options: argparse.Namespace, clock: Callable[[], float]
+) -> dict[str, Any]:
     """Return seconds of each mix by layout, and each policy's total and worst mix against the best choices."""
     from bench.measuring.layout_arms import GROUPS, MIXED, in_turn
     from services.cli.profiles.mixes import random_tasks
@@ -147,7 +150,7 @@ def _auto(family: PipelineFamily, costs: LayoutCosts, options: argparse.Namespac
         tasks = random_tasks(family.card, options.rows, draw)
         mix = mix_of((resolution_of(task), passes_of(family, task)) for task in tasks)
         if len(mix) > 1:
-            found = in_turn(family, tasks, arms, options.rounds, time.process_time, draw)
+            found = in_turn(family, tasks, arms, options.rounds, clock, draw)
             rows.append({"mix": mix, "all": found, **{name: median(each) for name, each in found.items()}})
             rows[-1]["chosen"] = "one batch" if choice.together(mix) else "groups"
     best = [min(row["groups"], row["one batch"]) for row in rows]
@@ -166,6 +169,12 @@ def _auto(family: PipelineFamily, costs: LayoutCosts, options: argparse.Namespac
         "decision_us": 1e6 * (time.perf_counter() - begun) / CALLS,
         "mixes": rows,
     }
+
+
+def print_choices(costs: LayoutCosts, auto: Mapping[str, Any]) -> None:
+    print(f"\ngroups faster in {costs.groups_won:.0%} of the mixes; error of the ratio, p95: {costs.error:.1%}\n")
+    print(table(["always", "total, best choices = 1", "worst mix"], _rows(auto)))
+    print(f"\none decision: {auto['decision_us']:.1f} µs; 1.15 times the best or more: {auto['off_by_15']} mixes\n")
 
 
 def _batch(family: PipelineFamily, count: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -232,7 +241,7 @@ def _shares(family: PipelineFamily, tasks: Sequence[Any], arm: Any) -> dict[str,
     return {kind: own / sum(taken.values()) for kind, own in taken.items()}
 
 
-def _rows(auto: dict[str, Any]) -> list[list[Any]]:
+def _rows(auto: Mapping[str, Any]) -> list[list[Any]]:
     return [[name, f"{auto['total'][name]:.3f}", f"{auto['worst'][name]:.2f}"] for name in auto["total"]]
 
 

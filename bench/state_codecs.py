@@ -104,6 +104,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--pairs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--steps", type=int, default=STEPS, help="T of all runs")
     parser.add_argument("--ks", type=int, nargs="+", default=KS)
     parser.add_argument("--codecs", nargs="+", choices=CODECS, default=CODECS)
@@ -119,7 +120,7 @@ def main(given: Sequence[str] | None = None) -> None:
     path = asked.rows or Path(f"out/bench/state_codecs/{card.name}_{asked.steps}_{asked.seed}.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     profiler = CodecProfiler(
-        load_family(card, device="cpu"), Encoder(encoder_folder("bundled:clip")),
+        load_family(card, device=asked.device), Encoder(encoder_folder("bundled:clip"), device=asked.device),
         judge_of(1)[0], asked.steps, frames=card.frames.default,
     )  # fmt: skip
     pairs = list(scene_pairs(asked.pairs, asked.seed))
@@ -128,7 +129,7 @@ def main(given: Sequence[str] | None = None) -> None:
     print(quality_table(rows))
     name = f"state_codecs_t{asked.steps}" + (f"_{card.name}" if card.name != "large" else "")
     settings = {"model": card.name, "weights_hash": card.weights_hash, "pairs": asked.pairs, "seed": asked.seed}
-    record(name, {"rows": rows, "bytes_of_noise": noise}, settings | {"steps": asked.steps}, on=on, folder=asked.out)
+    record(name, {"rows": rows, "bytes_of_noise": noise}, settings | {"steps": asked.steps, "device": asked.device}, on=on, folder=asked.out)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Batches of 512, 768 and 1024 pixels: all sizes in one batch against one batch per size (PatchedServe §8, Fig. 14).
 
     python -m bench.gpu.layouts
+    python -m bench.gpu.layouts --mixes 50    # layout=auto on 50 random mixes too, its costs fitted on --fitted others
     python -m bench.gpu.layouts --tiny        # tiny models and sizes, on any machine: a check of the script
 
 SDXL (patches) and SD 3 Medium (packed) with their true shapes and random weights; the prompts are random vectors. Each
@@ -45,10 +46,16 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--batches", type=int, nargs="+", default=[3, 6, 12], help="requests over three sizes")
     parser.add_argument("--rounds", type=int, default=15, help="timed steps of each layout, after one more")
+    parser.add_argument("--mixes", type=int, default=0, help="random mixes of several sizes for layout=auto")
+    parser.add_argument("--fitted", type=int, default=50, help="random mixes that its costs are fitted on")
+    parser.add_argument("--rows", type=int, default=8, help="most requests of a random mix")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="tiny models, on the CPU if there is no GPU")
     asked = parser.parse_args(given)
     quiet()
     import torch
+
+    from bench.layouts import choices, fitted_costs, print_choices
 
     if not torch.cuda.is_available() and not asked.tiny:
         raise SystemExit("bench.gpu.layouts: no CUDA device here: nothing was measured (--tiny checks the script)")
@@ -58,7 +65,12 @@ def main(given: Sequence[str] | None = None) -> None:
         family, sizes = (tiny_family if asked.tiny else true_family)(name, device)
         with torch.inference_mode():
             rows = [measured(family, sizes, count, asked.rounds) for count in asked.batches]
-        figures[name] = {"dtype": family.card.dtype, "sizes": [str(size) for size in sizes], "batches": rows}
+            figures[name] = {"dtype": family.card.dtype, "sizes": [str(size) for size in sizes], "batches": rows}
+            if asked.mixes:
+                family.card = replace(family.card, sizes=replace(family.card.sizes, sizes=tuple(sizes)))
+                costs = fitted_costs(family, asked, time.perf_counter)
+                figures[name] |= {"costs": vars(costs), "auto": choices(family, costs, asked, time.perf_counter)}
+                print_choices(costs, figures[name]["auto"])
         del family
         if device.type == "cuda":
             torch.cuda.empty_cache()
