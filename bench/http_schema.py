@@ -38,17 +38,12 @@ async def measure(arguments: argparse.Namespace) -> None:
             document = f"{process.http_address}/openapi.json"
             # a run of random fields may end late, so that a slow call is no failure
             options = ["--checks", CHECKS, "--phases", PHASES, "--request-timeout", "60", "--continue-on-failure"]
-            options += [
-                "--max-examples",
-                str(arguments.examples),
-                "--max-time",
-                str(arguments.seconds),
-                "--workers",
-                "2",
-            ]
+            options += ["--max-examples", str(arguments.examples), "--max-time", str(arguments.seconds)]
+            options += ["--workers", "2"]
             made = await asyncio.create_subprocess_exec(
-                arguments.schemathesis, "run", document, *options, "--seed", str(arguments.seed), "--no-shrink"
-            )
+                arguments.schemathesis, "run", document, *options, "--seed", str(arguments.seed), "--no-shrink",
+                cwd=folder,  # where it keeps its cache
+            )  # fmt: skip
             code = await made.wait()
     calls = {status: count for status, count in sorted(_calls().items()) if count}
     total = sum(calls.values())

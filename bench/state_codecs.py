@@ -120,7 +120,7 @@ def main(given: Sequence[str] | None = None) -> None:
     path = asked.rows or Path(f"out/bench/state_codecs/{card.name}_{asked.steps}_{asked.seed}.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     profiler = CodecProfiler(
-        load_family(card, device=asked.device), Encoder(encoder_folder("bundled:clip"), device=asked.device),
+        load_family(card, device=asked.device), Encoder(encoder_folder("bundled:clip")),
         judge_of(1)[0], asked.steps, frames=card.frames.default,
     )  # fmt: skip
     pairs = list(scene_pairs(asked.pairs, asked.seed))
@@ -129,7 +129,8 @@ def main(given: Sequence[str] | None = None) -> None:
     print(quality_table(rows))
     name = f"state_codecs_t{asked.steps}" + (f"_{card.name}" if card.name != "large" else "")
     settings = {"model": card.name, "weights_hash": card.weights_hash, "pairs": asked.pairs, "seed": asked.seed}
-    record(name, {"rows": rows, "bytes_of_noise": noise}, settings | {"steps": asked.steps, "device": asked.device}, on=on, folder=asked.out)
+    settings |= {"steps": asked.steps, "device": asked.device}
+    record(name, {"rows": rows, "bytes_of_noise": noise}, settings, on=on, folder=asked.out)
 
 
 if __name__ == "__main__":

@@ -288,7 +288,7 @@ def main() -> int:
     scaled = day(2, rule)
     outcomes = {"scaled": scaled}
     mean = math.ceil(scaled.worker_s / DAY_S)
-    for count in sorted({mean, math.ceil(asked.peak_workers), math.ceil(1.5 * asked.peak_workers), rule.most}):
+    for count in sorted({*range(mean, math.ceil(1.5 * asked.peak_workers) + 1), rule.most}):
         outcomes[f"fixed {count}"] = day(count, None)
     figures = {name: outcome.figures() for name, outcome in outcomes.items()}
     reach = [

@@ -159,3 +159,13 @@ def test_models_whose_blocks_cannot_be_reused_are_refused() -> None:
         InvalidRequestError, match=r"reuse: needs batch_invariant 0, because no block is reused with it \(got '4'\)"
     ):
         profiled.check_reuse(find_card("bundled:large"), Settings(batch_invariant=4))
+
+
+def test_the_bundled_large_model_ships_a_forest_that_kept_the_bounds() -> None:
+    card = card_for("bundled:large", Settings(step_reuse="auto"))
+    assert card.step_reuse is not None
+    assert card.step_reuse.most > 0
+    quality = card.step_reuse.quality
+    assert quality["images"] >= 256
+    assert quality["clip_ratio"] >= 0.99
+    assert quality["attributes"] >= -0.01
