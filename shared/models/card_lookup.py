@@ -124,7 +124,7 @@ def find_card(name_or_path: str, *, root: Path = BUNDLED, data_dir: Path | None 
     """Return the card of a name, a folder or a hub id, without its weights.
 
     Accepted are `bundled:NAME` (or NAME), a name of `afterimage models add` in `data_dir`, the name of a known card, a
-    folder in diffusers' layout, a hub id (`owner/name`), and `noop:…`. Raise ModelError with the name if nothing
+    folder in diffusers' layout, a hub id (`owner/name`, or `owner/name@revision`), and `noop:…`. Raise ModelError with the name if nothing
     matches. The card of a hub id that is neither known nor on this disk has no family yet.
     """
     if data_dir is not None and (path := added(data_dir).get(name_or_path)):
@@ -143,7 +143,7 @@ def find_card(name_or_path: str, *, root: Path = BUNDLED, data_dir: Path | None 
     if (known := _known_card(name_or_path)) is not None:
         return known
     if is_hub_id(name_or_path):
-        name = name_or_path.split("/")[1].lower()
+        name = hub.repository(name_or_path)[0].split("/")[1].lower()
         if (here := hub.cached(name_or_path)) is not None:
             return card_of_weights(here, name, name_or_path)
         return ModelCard(name=name, path=name_or_path, family="")
@@ -155,7 +155,8 @@ def find_card(name_or_path: str, *, root: Path = BUNDLED, data_dir: Path | None 
 
 def _known_card(name_or_path: str) -> ModelCard | None:
     by_name = {card.name: card for card in KNOWN.values()}
-    return KNOWN.get(name_or_path) or by_name.get(name_or_path)
+    card = KNOWN.get(hub.repository(name_or_path)[0])
+    return replace(card, path=name_or_path) if card else by_name.get(name_or_path)
 
 
 def _bundled_card(name: str, root: Path) -> ModelCard:

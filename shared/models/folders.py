@@ -7,7 +7,7 @@ from pathlib import Path
 from shared.domain.errors import ModelError
 from shared.models.card import is_hub_id
 from shared.models.card_lookup import BUNDLED, BUNDLED_PREFIX
-from shared.models.hub import WEIGHTS
+from shared.models.hub import WEIGHTS, repository
 
 
 class NotHereError(ModelError):
@@ -35,8 +35,9 @@ def transformers_folder(
         raise ModelError(f"{setting} {name!r}: {missing}; set AFTERIMAGE_{setting.upper()} to {choices}")
     from huggingface_hub import snapshot_download
 
+    owner_name, revision = repository(name)
     try:
-        return Path(snapshot_download(name, allow_patterns=list(WEIGHTS), local_files_only=not fetch))
+        return Path(snapshot_download(owner_name, revision=revision, allow_patterns=list(WEIGHTS), local_files_only=not fetch))
     except Exception as error:
         kind = ModelError if fetch else NotHereError
         raise kind(

@@ -14,14 +14,23 @@ NEVER = ("*.fp16*", "*.bf16*", "*.non_ema*", "*.bin", "*.onnx*", "*.msgpack", "*
 """Patterns of files that are never fetched: variants that are not loaded, and pickles."""
 
 
+def repository(hub_id: str) -> tuple[str, str | None]:
+    """Return the repository `owner/name` and the revision of a hub id `owner/name` or `owner/name@revision`.
+
+    A revision is a commit, tag or branch; None: the hub's `main` when it was first fetched."""
+    name, _, revision = hub_id.partition("@")
+    return name, revision or None
+
+
 def cached(hub_id: str) -> Path | None:
     """Return the snapshot in the hub's cache, complete or not; None if there is none. Use no network."""
     from huggingface_hub import snapshot_download  # imported here, since only a hub id needs the hub's client
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
+    name, revision = repository(hub_id)
     try:
         # completeness is checked here: the hub's client would call a snapshot without its pickles incomplete
-        folder = Path(snapshot_download(hub_id, local_files_only=True, allow_patterns=[INDEX]))
+        folder = Path(snapshot_download(name, revision=revision, local_files_only=True, allow_patterns=[INDEX]))
     except (LocalEntryNotFoundError, HFValidationError):
         return None
     return folder if (folder / INDEX).is_file() else None
@@ -56,8 +65,11 @@ def checkpoint(hub_id: str, name: str) -> Path:
 def _fetched(hub_id: str, name: str, patterns: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
 
+    owner_name, revision = repository(hub_id)
     try:
-        folder = Path(snapshot_download(hub_id, allow_patterns=list(patterns), ignore_patterns=list(NEVER)))
+        folder = Path(
+            snapshot_download(owner_name, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(NEVER))
+        )
     except Exception as error:
         raise ModelError(f"model {name!r}: path: {_why(hub_id, error)}") from error
     if not components(folder):
@@ -66,8 +78,16 @@ def _fetched(hub_id: str, name: str, patterns: Sequence[str]) -> Path:
 
 
 def _why(hub_id: str, error: Exception) -> str:
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
+    if isinstance(error, RevisionNotFoundError):
+        name, revision = repository(hub_id)
+        return f"the hub's {name!r} has no revision {revision!r}"
     if isinstance(error, GatedRepoError):
         return (
             f"{hub_id!r} is gated: accept its terms on its page of the hub, then log in (`hf auth login`, or HF_TOKEN)"

@@ -22,6 +22,8 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories: dict[str, Path] = {}
         self.gated: set[str] = set()
+        self.revisions = {"main": COMMIT}
+        """Revision → commit; a commit names itself."""
         self.given: list[str] = []
         """Files that were handed out, by path."""
 
@@ -45,20 +47,26 @@ class _Handler(BaseHTTPRequestHandler):
             owner, name, *rest = path.removeprefix("/api/models/").split("/")
             self._about(f"{owner}/{name}", rest)
         else:
-            owner, name, _, _, *file = path.lstrip("/").split("/")
-            self._file(f"{owner}/{name}", "/".join(file), body)
+            owner, name, _, revision, *file = path.lstrip("/").split("/")
+            self._file(f"{owner}/{name}", revision, "/".join(file), body)
 
     def _about(self, repository: str, rest: list[str]) -> None:
         folder = self.server.repositories.get(repository)
         if folder is None:
             self._say(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
+        elif rest[:1] == ["revision"] and self._commit(rest[1]) is None:
+            self._say(404, {"error": "no such revision"}, {"X-Error-Code": "RevisionNotFound"})
         elif rest[:1] == ["tree"]:
             files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
             self._say(200, [_entry(path, folder) for path in files])
         else:
-            self._say(200, {"id": repository, "modelId": repository, "sha": COMMIT, "siblings": [], "tags": []})
+            sha = self._commit(rest[1]) if rest else COMMIT
+            self._say(200, {"id": repository, "modelId": repository, "sha": sha, "siblings": [], "tags": []})
 
-    def _file(self, repository: str, name: str, body: bool) -> None:
+    def _commit(self, revision: str) -> str | None:
+        return self.server.revisions.get(revision) or (revision if revision in self.server.revisions.values() else None)
+
+    def _file(self, repository: str, revision: str, name: str, body: bool) -> None:
         if repository in self.server.gated:
             self._say(401, {"error": "gated"}, {"X-Error-Code": "GatedRepo"})
             return
@@ -66,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
         self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
-        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Repo-Commit", str(self._commit(revision)))
         self.end_headers()
         if body:
             self.server.given.append(name)

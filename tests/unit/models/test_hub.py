@@ -53,6 +53,25 @@ def test_a_hub_id_is_fetched_once_and_then_found_without_the_hub(server: Hub, sa
     assert again.weights_hash == weights_hash(sana)
 
 
+def test_a_revision_is_pinned(server: Hub, sana: Path, tmp_path: Path) -> None:
+    server.repositories[SANA] = sana
+    pinned = "9" * 40
+    server.revisions["v1"] = pinned
+    tagged = served_card(Settings(data_dir=tmp_path, large=f"{SANA}@v1"))
+    assert (tagged.name, tagged.folder.name) == ("tiny-sana", pinned)
+    server.shutdown()
+    assert served_card(Settings(data_dir=tmp_path, large=f"{SANA}@{pinned}")).folder == tagged.folder
+    assert hub.cached(SANA) is None  # main was never fetched
+    known = find_card("stabilityai/stable-diffusion-3.5-large@v1")
+    assert (known.path, known.default_steps) == ("stabilityai/stable-diffusion-3.5-large@v1", 50)
+
+
+def test_a_revision_that_the_hub_does_not_have_is_said(server: Hub, sana: Path, tmp_path: Path) -> None:
+    server.repositories[SANA] = sana
+    with pytest.raises(ModelError, match=f"the hub's '{SANA}' has no revision 'v2'"):
+        served_card(Settings(data_dir=tmp_path, large=f"{SANA}@v2"))
+
+
 def test_what_the_hub_will_not_give_is_said(server: Hub, sana: Path, tmp_path: Path) -> None:
     server.repositories["somebody/Gated"] = sana
     server.gated.add("somebody/Gated")
