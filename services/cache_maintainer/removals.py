@@ -154,12 +154,9 @@ class Removals(CacheIndex):
     async def _drop(self, entries: Sequence[Entry]) -> Removed:
         if not entries:
             return Removed(0, 0, 0)
-        self._check()
-        await self._backends.index.remove([entry.id for entry in entries])
-        return await self._drop_unindexed(entries)
-
-    async def _drop_unindexed(self, entries: Sequence[Entry]) -> Removed:
         ids = tuple(entry.id for entry in entries)
+        self._check()
+        await self._backends.index.remove(ids)
         try:
             gone = await self._drop_rows(entries)
         finally:  # check the index against the catalog, whether or not the rows were dropped

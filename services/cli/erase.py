@@ -43,8 +43,9 @@ def erase(
     """Erase jobs with their prompts, images and cache entries from all stores, at once and for good.
 
     With AFTERIMAGE_API_KEY the command asks the gateway, which erases what the key may: jobs of its own, the tenant's
-    with the role tenant-admin, all with the role operator. Without a key it asks the cache maintainer, as `cache` does.
-    Backups keep what they have.
+    with the role tenant-admin, all with the role operator. Without a key, or where
+    AFTERIMAGE_CACHE_MAINTAINER_ADDRESS is set, it asks the cache maintainer, as `cache` does. Backups keep what they
+    have.
 
     Examples: afterimage erase --job 01jd… · afterimage erase --user alice --tenant acme
     """
@@ -55,7 +56,7 @@ def erase(
         f"job {job}" if job else " of ".join(filter(None, (user and f"user {user}", f"tenant {tenant or 'default'}")))
     )
     question = "" if yes else f"Erase {named}? Prompts, images and cache entries go from every store, for good."
-    if bearer():
+    if bearer() and not settings_from(data_dir=data_dir).cache_maintainer_address:
         found = asyncio.run(_ask_gateway(chosen | {"tenant": tenant or ""}, data_dir, target, question))
     else:
         asked = cache_maintainer_pb2.EraseRequest(**chosen, tenant="" if job else tenant or "default")

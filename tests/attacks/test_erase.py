@@ -12,11 +12,14 @@ from typing import Any
 import grpc
 import pytest
 import structlog
+from typer.testing import CliRunner
 
 from protos import cache_maintainer_pb2, gateway_pb2
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from protos.gateway_pb2_grpc import GatewayServiceStub
+from services.cli.app import app
 from shared.client import Accepted
+from shared.client.credentials import API_KEY
 from shared.domain.errors import (
     BlobUnavailableError,
     CancelledError,
@@ -254,6 +257,20 @@ async def test_the_audit_log_says_who_erased_what_without_the_prompt(guarded: Gu
     said = _audit(guarded)
     assert f'"actor": "acme/alice", "action": "erase", "target": "job {made.job.id}", "outcome": "1 jobs"' in said
     assert "pangolin" not in said
+
+
+async def test_the_command_asks_the_gateway_with_a_key(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with guarded.client("alice") as alice:
+        made = await alice.generate("a terse quoll", steps=10)
+    there = ["--yes", "--target", guarded.address]
+
+    async def run(subject: str, *what: str) -> Any:
+        monkeypatch.setenv(API_KEY, guarded.keys[subject])
+        return await asyncio.to_thread(CliRunner().invoke, app, ["erase", *what, *there])
+
+    assert isinstance((await run("bob", "--job", made.job.id)).exception, NotFoundError)
+    assert isinstance((await run("chief", "--tenant", "rival")).exception, PermissionDeniedError)
+    assert "pictures/" in (await run("alice", "--job", made.job.id)).stdout
 
 
 def _audit(guarded: Guarded) -> str:
