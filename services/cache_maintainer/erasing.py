@@ -41,14 +41,23 @@ class Erasing(Removals):
     """Erases jobs with their entries. An erasure that failed in part is repeated, by the upkeep or by a second call."""
 
     async def erase(self, job_ids: Collection[str]) -> Erased:
-        """Erase these jobs, and those that an earlier call did not erase in full.
+        """Erase these jobs; try those again, without counting them, that an earlier call did not erase in full.
 
         Each store is tried, even if another one failed: what dangles then is a hole. On a full disk the catalog cannot
         note what is erased; the rows go all the same, once the blobs have made room.
         """
-        found, ids = Erased(), sorted({*filter(is_id, job_ids), *self._unerased})
-        if not ids:
-            return found
+        found, ids = Erased(), sorted({*filter(is_id, job_ids)})
+        earlier = self._unerased.difference(ids)
+        if ids:
+            await self._erase_now(found, ids)
+            self._unerased = earlier.union(ids if found.left else ())
+            self._again += [(self._clock.monotonic() + after_s, ids) for after_s in AGAIN_S]
+        if earlier:
+            await self.erase_again()
+            found.left += ["what an earlier erasure left is still there"] * bool(self._unerased & earlier)
+        return found
+
+    async def _erase_now(self, found: Erased, ids: Sequence[str]) -> None:
         catalog, index = self._backends.catalog, self._backends.index
         async with self._lock:
             self._check()
@@ -59,9 +68,6 @@ class Erasing(Removals):
             await self._erase_stored(found, ids)
             for start in range(0, len(ids), IDS_IN_A_FACT):
                 await self._tell(DataErased(tuple(ids[start : start + IDS_IN_A_FACT])))
-        self._unerased = set(ids) if found.left else set()
-        self._again += [(self._clock.monotonic() + after_s, ids) for after_s in AGAIN_S]
-        return found
 
     async def erase_again(self) -> None:
         """Repeat the erasures that failed, and those whose time has come."""

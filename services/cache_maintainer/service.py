@@ -266,7 +266,7 @@ class CacheMaintainerService(Upkeep, pb_grpc.CacheMaintainerServiceServicer):
             job_ids = await jobs_to_erase(request, self._backends.catalog.erasing)
             await self._checks.end_all()
             erased = await self.cache.erase(job_ids)
-            outcome.said = f"{erased.removed.get('jobs', (0, 0))[0]} jobs{', a part failed' if erased.left else ''}"
+            outcome.said = f"jobs: {erased.removed.get('jobs', (0, 0))[0]}{', a part failed' if erased.left else ''}"
         return pb.EraseResponse(erasure=erasure(erased))
 
     async def Collect(self, request: pb.CollectRequest, context: Any) -> pb.CollectResponse:

@@ -58,18 +58,15 @@ def _cancel(connection: sa.Connection, job_ids: Sequence[str]) -> list[str]:
 
 
 def _erase(connection: sa.Connection, job_ids: Sequence[str]) -> Counts:
-    counted = dict.fromkeys([*(kind for kind, _ in _OF_JOBS), "vectors"], (0, 0))
-    for some in chunks(job_ids):
-        for kind, column in _OF_JOBS:
-            number = connection.execute(sa.select(sa.func.count()).where(column.in_(some))).scalar_one()
-            counted[kind] = counted[kind][0] + number, 0
-        size = sa.func.coalesce(sa.func.sum(sa.func.length(vectors.c.data)), 0)
-        number, size_of = connection.execute(
-            sa.select(sa.func.count(), size).where(vectors.c.entry_id.in_(some))
-        ).one()  # fmt: skip
-        counted["vectors"] = counted["vectors"][0] + number, counted["vectors"][1] + int(size_of)
-        for column in (vectors.c.entry_id, states.c.entry_id, e.id, captured.c.job_id, idempotency_keys.c.job_id, c.id):
-            connection.execute(sa.delete(column.table).where(column.in_(some)))
+    size = sa.func.coalesce(sa.func.sum(sa.func.length(vectors.c.data)), 0)
+    numbers = sa.select(sa.func.count(), size).where(vectors.c.entry_id.in_(job_ids))
+    number, size_of = connection.execute(numbers).one()
+    counted: Counts = {"vectors": (number, int(size_of))}
+    for kind, column in _OF_JOBS:
+        number = connection.execute(sa.select(sa.func.count()).where(column.in_(job_ids))).scalar_one()
+        counted[kind] = number, 0
+    for column in (vectors.c.entry_id, states.c.entry_id, e.id, captured.c.job_id, idempotency_keys.c.job_id, c.id):
+        connection.execute(sa.delete(column.table).where(column.in_(job_ids)))
     return counted
 
 
@@ -136,10 +133,15 @@ class Erasing:
         return await self._database.write(_cancel, job_ids)
 
     async def erase(self, job_ids: Sequence[str]) -> Counts:
-        """Delete the rows of these jobs and entries; return the number of rows by kind, and the bytes of vectors."""
-        counted = await self._database.write(_erase, job_ids)
+        """Delete the rows of these jobs and entries, few per transaction: other writers wait briefly. Return the number
+        of rows by kind, and the bytes of vectors."""
+        total: Counts = {}
+        for at in range(0, len(job_ids), PAGE):
+            for kind, (number, size) in (await self._database.write(_erase, job_ids[at : at + PAGE])).items():
+                before = total.get(kind, (0, 0))
+                total[kind] = before[0] + number, before[1] + size
         self.forget()
-        return counted
+        return total
 
     def forget(self) -> None:
         """Drop what this process keeps of rows: some may be of erased jobs."""

@@ -115,15 +115,19 @@ async def test_a_store_that_is_away_does_not_keep_the_others(cache: Cache, monke
     async def refuse(*_given: Any) -> None:
         raise UnavailableError("away", retry_after_s=1.0)
 
-    first = await cached(cache, GONE)
+    first, other = await cached(cache, GONE), await cached(cache, request("a fox", tenant="acme"), seed=2)
     index, blobs = cache._backends.index, cache._backends.blobs
     with monkeypatch.context() as patch:
         patch.setattr(index, "remove", refuse)
         patch.setattr(blobs, "delete", refuse)
         erased = await cache.erase([first.id])
         assert [said.partition(":")[0] for said in erased.left] == ["index", "blobs"]
+        assert (await cache.erase([other.id])).left[-1] == "what an earlier erasure left is still there"
     with pytest.raises(NotFoundError):
         await cache._backends.catalog.jobs.get(first.id)
-    await cache.erase_again()
+    again = await cache.erase([])  # as of a user whose rows are gone
+    assert not again.left
+    assert not again.removed
     await cache.index_pending()
     assert not await left(cache, first.id)
+    assert not await left(cache, other.id)
