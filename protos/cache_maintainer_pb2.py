@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from protos import common_pb2 as common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x63\x61\x63he_maintainer.proto\x12\x1e\x61\x66terimage.cache_maintainer.v1\"\x0e\n\x0cStatsRequest\"\x9c\x04\n\rStatsResponse\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\x04\x12\x0e\n\x06states\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x11\n\tmax_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06policy\x18\x05 \x01(\t\x12\x10\n\x08inserted\x18\x06 \x01(\x04\x12\x0f\n\x07\x65victed\x18\x07 \x01(\x04\x12\r\n\x05holes\x18\x08 \x01(\x04\x12W\n\x0estates_by_step\x18\t \x03(\x0b\x32?.afterimage.cache_maintainer.v1.StatsResponse.StatesByStepEntry\x12S\n\x0cuses_by_step\x18\n \x03(\x0b\x32=.afterimage.cache_maintainer.v1.StatsResponse.UsesByStepEntry\x12\x10\n\x08pictures\x18\x0b \x01(\x04\x12\x15\n\rpicture_bytes\x18\x0c \x01(\x04\x12\x14\n\x0cmax_pictures\x18\r \x01(\x04\x12\x19\n\x11max_picture_bytes\x18\x0e \x01(\x04\x12\x16\n\x0epicture_policy\x18\x0f \x01(\t\x1a\x33\n\x11StatesByStepEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x31\n\x0fUsesByStepEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"c\n\x0cPurgeRequest\x12\x12\n\x08\x65ntry_id\x18\x01 \x01(\tH\x00\x12\x10\n\x06tenant\x18\x02 \x01(\tH\x00\x12\x0f\n\x05model\x18\x03 \x01(\tH\x00\x12\x14\n\neverything\x18\x04 \x01(\x08H\x00\x42\x06\n\x04what\"?\n\rPurgeResponse\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\x04\x12\x0e\n\x06states\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"I\n\x0eInspectRequest\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"b\n\x0fInspectResponse\x12\x36\n\x07\x65ntries\x18\x01 \x03(\x0b\x32%.afterimage.cache_maintainer.v1.Entry\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xf3\x01\n\x05\x45ntry\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\r\n\x05width\x18\x05 \x01(\r\x12\x0e\n\x06height\x18\x06 \x01(\r\x12\r\n\x05steps\x18\x07 \x01(\r\x12\x12\n\ncreated_at\x18\x08 \x01(\x01\x12\x35\n\x06states\x18\t \x03(\x0b\x32%.afterimage.cache_maintainer.v1.State\x12\x36\n\x07picture\x18\n \x01(\x0b\x32%.afterimage.cache_maintainer.v1.State\"P\n\x05State\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0c\n\x04uses\x18\x03 \x01(\x04\x12\r\n\x05\x63odec\x18\x04 \x01(\t\x12\r\n\x05score\x18\x05 \x01(\x01\"#\n\x0e\x43ollectRequest\x12\x11\n\tconfirmed\x18\x01 \x01(\x08\"\x91\x01\n\x0f\x43ollectResponse\x12\r\n\x05\x62lobs\x18\x01 \x01(\x04\x12\x0f\n\x07unnamed\x18\x02 \x01(\x04\x12\x0b\n\x03\x64ue\x18\x03 \x01(\x04\x12\x0e\n\x06\x65rased\x18\x04 \x01(\x04\x12\x0f\n\x07\x64\x65leted\x18\x05 \x01(\x04\x12\x0c\n\x04held\x18\x06 \x01(\t\x12\x0c\n\x04said\x18\x07 \x01(\t\x12\x14\n\x0cquarantine_s\x18\x08 \x01(\x01\".\n\x0eQualityRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05reset\x18\x02 \x01(\x08\"b\n\x0fQualityResponse\x12:\n\x05\x63\x65lls\x18\x01 \x03(\x0b\x32+.afterimage.cache_maintainer.v1.CheckedCell\x12\x13\n\x0b\x63heck_share\x18\x02 \x01(\x01\"\xb3\x02\n\x0b\x43heckedCell\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08relation\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\r\n\x05steps\x18\x04 \x01(\r\x12\x12\n\nstart_step\x18\x05 \x01(\r\x12\x0e\n\x06\x63hecks\x18\x06 \x01(\x04\x12\r\n\x05\x66\x61ils\x18\x07 \x01(\x04\x12G\n\x06ratios\x18\x08 \x03(\x0b\x32\x37.afterimage.cache_maintainer.v1.CheckedCell.RatiosEntry\x12\x12\n\nstopped_at\x18\t \x01(\x01\x1aT\n\x0bRatiosEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x34\n\x05value\x18\x02 \x01(\x0b\x32%.afterimage.cache_maintainer.v1.Ratio:\x02\x38\x01\"1\n\x05Ratio\x12\r\n\x05value\x18\x01 \x01(\x01\x12\x0b\n\x03low\x18\x02 \x01(\x01\x12\x0c\n\x04high\x18\x03 \x01(\x01\x32\xa8\x04\n\x16\x43\x61\x63heMaintainerService\x12\x64\n\x05Stats\x12,.afterimage.cache_maintainer.v1.StatsRequest\x1a-.afterimage.cache_maintainer.v1.StatsResponse\x12\x64\n\x05Purge\x12,.afterimage.cache_maintainer.v1.PurgeRequest\x1a-.afterimage.cache_maintainer.v1.PurgeResponse\x12j\n\x07Inspect\x12..afterimage.cache_maintainer.v1.InspectRequest\x1a/.afterimage.cache_maintainer.v1.InspectResponse\x12j\n\x07\x43ollect\x12..afterimage.cache_maintainer.v1.CollectRequest\x1a/.afterimage.cache_maintainer.v1.CollectResponse\x12j\n\x07Quality\x12..afterimage.cache_maintainer.v1.QualityRequest\x1a/.afterimage.cache_maintainer.v1.QualityResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x63\x61\x63he_maintainer.proto\x12\x1e\x61\x66terimage.cache_maintainer.v1\x1a\x0c\x63ommon.proto\"\x0e\n\x0cStatsRequest\"\x9c\x04\n\rStatsResponse\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\x04\x12\x0e\n\x06states\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x11\n\tmax_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06policy\x18\x05 \x01(\t\x12\x10\n\x08inserted\x18\x06 \x01(\x04\x12\x0f\n\x07\x65victed\x18\x07 \x01(\x04\x12\r\n\x05holes\x18\x08 \x01(\x04\x12W\n\x0estates_by_step\x18\t \x03(\x0b\x32?.afterimage.cache_maintainer.v1.StatsResponse.StatesByStepEntry\x12S\n\x0cuses_by_step\x18\n \x03(\x0b\x32=.afterimage.cache_maintainer.v1.StatsResponse.UsesByStepEntry\x12\x10\n\x08pictures\x18\x0b \x01(\x04\x12\x15\n\rpicture_bytes\x18\x0c \x01(\x04\x12\x14\n\x0cmax_pictures\x18\r \x01(\x04\x12\x19\n\x11max_picture_bytes\x18\x0e \x01(\x04\x12\x16\n\x0epicture_policy\x18\x0f \x01(\t\x1a\x33\n\x11StatesByStepEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x31\n\x0fUsesByStepEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"c\n\x0cPurgeRequest\x12\x12\n\x08\x65ntry_id\x18\x01 \x01(\tH\x00\x12\x10\n\x06tenant\x18\x02 \x01(\tH\x00\x12\x0f\n\x05model\x18\x03 \x01(\tH\x00\x12\x14\n\neverything\x18\x04 \x01(\x08H\x00\x42\x06\n\x04what\"?\n\rPurgeResponse\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\x04\x12\x0e\n\x06states\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"o\n\x0c\x45raseRequest\x12\x10\n\x06job_id\x18\x01 \x01(\tH\x00\x12\x0e\n\x04user\x18\x02 \x01(\tH\x00\x12\x16\n\x0cwhole_tenant\x18\x03 \x01(\x08H\x00\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x05 \x01(\tB\x06\n\x04what\"?\n\rEraseResponse\x12.\n\x07\x65rasure\x18\x01 \x01(\x0b\x32\x1d.afterimage.common.v1.Erasure\"I\n\x0eInspectRequest\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"b\n\x0fInspectResponse\x12\x36\n\x07\x65ntries\x18\x01 \x03(\x0b\x32%.afterimage.cache_maintainer.v1.Entry\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xf3\x01\n\x05\x45ntry\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\r\n\x05width\x18\x05 \x01(\r\x12\x0e\n\x06height\x18\x06 \x01(\r\x12\r\n\x05steps\x18\x07 \x01(\r\x12\x12\n\ncreated_at\x18\x08 \x01(\x01\x12\x35\n\x06states\x18\t \x03(\x0b\x32%.afterimage.cache_maintainer.v1.State\x12\x36\n\x07picture\x18\n \x01(\x0b\x32%.afterimage.cache_maintainer.v1.State\"P\n\x05State\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0c\n\x04uses\x18\x03 \x01(\x04\x12\r\n\x05\x63odec\x18\x04 \x01(\t\x12\r\n\x05score\x18\x05 \x01(\x01\"#\n\x0e\x43ollectRequest\x12\x11\n\tconfirmed\x18\x01 \x01(\x08\"\x91\x01\n\x0f\x43ollectResponse\x12\r\n\x05\x62lobs\x18\x01 \x01(\x04\x12\x0f\n\x07unnamed\x18\x02 \x01(\x04\x12\x0b\n\x03\x64ue\x18\x03 \x01(\x04\x12\x0e\n\x06\x65rased\x18\x04 \x01(\x04\x12\x0f\n\x07\x64\x65leted\x18\x05 \x01(\x04\x12\x0c\n\x04held\x18\x06 \x01(\t\x12\x0c\n\x04said\x18\x07 \x01(\t\x12\x14\n\x0cquarantine_s\x18\x08 \x01(\x01\".\n\x0eQualityRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05reset\x18\x02 \x01(\x08\"b\n\x0fQualityResponse\x12:\n\x05\x63\x65lls\x18\x01 \x03(\x0b\x32+.afterimage.cache_maintainer.v1.CheckedCell\x12\x13\n\x0b\x63heck_share\x18\x02 \x01(\x01\"\xb3\x02\n\x0b\x43heckedCell\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08relation\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\r\n\x05steps\x18\x04 \x01(\r\x12\x12\n\nstart_step\x18\x05 \x01(\r\x12\x0e\n\x06\x63hecks\x18\x06 \x01(\x04\x12\r\n\x05\x66\x61ils\x18\x07 \x01(\x04\x12G\n\x06ratios\x18\x08 \x03(\x0b\x32\x37.afterimage.cache_maintainer.v1.CheckedCell.RatiosEntry\x12\x12\n\nstopped_at\x18\t \x01(\x01\x1aT\n\x0bRatiosEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x34\n\x05value\x18\x02 \x01(\x0b\x32%.afterimage.cache_maintainer.v1.Ratio:\x02\x38\x01\"1\n\x05Ratio\x12\r\n\x05value\x18\x01 \x01(\x01\x12\x0b\n\x03low\x18\x02 \x01(\x01\x12\x0c\n\x04high\x18\x03 \x01(\x01\x32\x8e\x05\n\x16\x43\x61\x63heMaintainerService\x12\x64\n\x05Stats\x12,.afterimage.cache_maintainer.v1.StatsRequest\x1a-.afterimage.cache_maintainer.v1.StatsResponse\x12\x64\n\x05Purge\x12,.afterimage.cache_maintainer.v1.PurgeRequest\x1a-.afterimage.cache_maintainer.v1.PurgeResponse\x12\x64\n\x05\x45rase\x12,.afterimage.cache_maintainer.v1.EraseRequest\x1a-.afterimage.cache_maintainer.v1.EraseResponse\x12j\n\x07Inspect\x12..afterimage.cache_maintainer.v1.InspectRequest\x1a/.afterimage.cache_maintainer.v1.InspectResponse\x12j\n\x07\x43ollect\x12..afterimage.cache_maintainer.v1.CollectRequest\x1a/.afterimage.cache_maintainer.v1.CollectResponse\x12j\n\x07Quality\x12..afterimage.cache_maintainer.v1.QualityRequest\x1a/.afterimage.cache_maintainer.v1.QualityResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,40 +38,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATSRESPONSE_USESBYSTEPENTRY']._serialized_options = b'8\001'
   _globals['_CHECKEDCELL_RATIOSENTRY']._loaded_options = None
   _globals['_CHECKEDCELL_RATIOSENTRY']._serialized_options = b'8\001'
-  _globals['_STATSREQUEST']._serialized_start=58
-  _globals['_STATSREQUEST']._serialized_end=72
-  _globals['_STATSRESPONSE']._serialized_start=75
-  _globals['_STATSRESPONSE']._serialized_end=615
-  _globals['_STATSRESPONSE_STATESBYSTEPENTRY']._serialized_start=513
-  _globals['_STATSRESPONSE_STATESBYSTEPENTRY']._serialized_end=564
-  _globals['_STATSRESPONSE_USESBYSTEPENTRY']._serialized_start=566
-  _globals['_STATSRESPONSE_USESBYSTEPENTRY']._serialized_end=615
-  _globals['_PURGEREQUEST']._serialized_start=617
-  _globals['_PURGEREQUEST']._serialized_end=716
-  _globals['_PURGERESPONSE']._serialized_start=718
-  _globals['_PURGERESPONSE']._serialized_end=781
-  _globals['_INSPECTREQUEST']._serialized_start=783
-  _globals['_INSPECTREQUEST']._serialized_end=856
-  _globals['_INSPECTRESPONSE']._serialized_start=858
-  _globals['_INSPECTRESPONSE']._serialized_end=956
-  _globals['_ENTRY']._serialized_start=959
-  _globals['_ENTRY']._serialized_end=1202
-  _globals['_STATE']._serialized_start=1204
-  _globals['_STATE']._serialized_end=1284
-  _globals['_COLLECTREQUEST']._serialized_start=1286
-  _globals['_COLLECTREQUEST']._serialized_end=1321
-  _globals['_COLLECTRESPONSE']._serialized_start=1324
-  _globals['_COLLECTRESPONSE']._serialized_end=1469
-  _globals['_QUALITYREQUEST']._serialized_start=1471
-  _globals['_QUALITYREQUEST']._serialized_end=1517
-  _globals['_QUALITYRESPONSE']._serialized_start=1519
-  _globals['_QUALITYRESPONSE']._serialized_end=1617
-  _globals['_CHECKEDCELL']._serialized_start=1620
-  _globals['_CHECKEDCELL']._serialized_end=1927
-  _globals['_CHECKEDCELL_RATIOSENTRY']._serialized_start=1843
-  _globals['_CHECKEDCELL_RATIOSENTRY']._serialized_end=1927
-  _globals['_RATIO']._serialized_start=1929
-  _globals['_RATIO']._serialized_end=1978
-  _globals['_CACHEMAINTAINERSERVICE']._serialized_start=1981
-  _globals['_CACHEMAINTAINERSERVICE']._serialized_end=2533
+  _globals['_STATSREQUEST']._serialized_start=72
+  _globals['_STATSREQUEST']._serialized_end=86
+  _globals['_STATSRESPONSE']._serialized_start=89
+  _globals['_STATSRESPONSE']._serialized_end=629
+  _globals['_STATSRESPONSE_STATESBYSTEPENTRY']._serialized_start=527
+  _globals['_STATSRESPONSE_STATESBYSTEPENTRY']._serialized_end=578
+  _globals['_STATSRESPONSE_USESBYSTEPENTRY']._serialized_start=580
+  _globals['_STATSRESPONSE_USESBYSTEPENTRY']._serialized_end=629
+  _globals['_PURGEREQUEST']._serialized_start=631
+  _globals['_PURGEREQUEST']._serialized_end=730
+  _globals['_PURGERESPONSE']._serialized_start=732
+  _globals['_PURGERESPONSE']._serialized_end=795
+  _globals['_ERASEREQUEST']._serialized_start=797
+  _globals['_ERASEREQUEST']._serialized_end=908
+  _globals['_ERASERESPONSE']._serialized_start=910
+  _globals['_ERASERESPONSE']._serialized_end=973
+  _globals['_INSPECTREQUEST']._serialized_start=975
+  _globals['_INSPECTREQUEST']._serialized_end=1048
+  _globals['_INSPECTRESPONSE']._serialized_start=1050
+  _globals['_INSPECTRESPONSE']._serialized_end=1148
+  _globals['_ENTRY']._serialized_start=1151
+  _globals['_ENTRY']._serialized_end=1394
+  _globals['_STATE']._serialized_start=1396
+  _globals['_STATE']._serialized_end=1476
+  _globals['_COLLECTREQUEST']._serialized_start=1478
+  _globals['_COLLECTREQUEST']._serialized_end=1513
+  _globals['_COLLECTRESPONSE']._serialized_start=1516
+  _globals['_COLLECTRESPONSE']._serialized_end=1661
+  _globals['_QUALITYREQUEST']._serialized_start=1663
+  _globals['_QUALITYREQUEST']._serialized_end=1709
+  _globals['_QUALITYRESPONSE']._serialized_start=1711
+  _globals['_QUALITYRESPONSE']._serialized_end=1809
+  _globals['_CHECKEDCELL']._serialized_start=1812
+  _globals['_CHECKEDCELL']._serialized_end=2119
+  _globals['_CHECKEDCELL_RATIOSENTRY']._serialized_start=2035
+  _globals['_CHECKEDCELL_RATIOSENTRY']._serialized_end=2119
+  _globals['_RATIO']._serialized_start=2121
+  _globals['_RATIO']._serialized_end=2170
+  _globals['_CACHEMAINTAINERSERVICE']._serialized_start=2173
+  _globals['_CACHEMAINTAINERSERVICE']._serialized_end=2827
 # @@protoc_insertion_point(module_scope)

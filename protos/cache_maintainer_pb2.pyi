@@ -1,3 +1,4 @@
+from protos import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -79,6 +80,26 @@ class PurgeResponse(_message.Message):
     states: int
     bytes: int
     def __init__(self, entries: _Optional[int] = ..., states: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class EraseRequest(_message.Message):
+    __slots__ = ("job_id", "user", "whole_tenant", "tenant", "actor")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_TENANT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    user: str
+    whole_tenant: bool
+    tenant: str
+    actor: str
+    def __init__(self, job_id: _Optional[str] = ..., user: _Optional[str] = ..., whole_tenant: bool = ..., tenant: _Optional[str] = ..., actor: _Optional[str] = ...) -> None: ...
+
+class EraseResponse(_message.Message):
+    __slots__ = ("erasure",)
+    ERASURE_FIELD_NUMBER: _ClassVar[int]
+    erasure: _common_pb2.Erasure
+    def __init__(self, erasure: _Optional[_Union[_common_pb2.Erasure, _Mapping]] = ...) -> None: ...
 
 class InspectRequest(_message.Message):
     __slots__ = ("entry_id", "page_size", "page_token")

@@ -44,6 +44,11 @@ class CacheMaintainerServiceStub(object):
                 request_serializer=cache__maintainer__pb2.PurgeRequest.SerializeToString,
                 response_deserializer=cache__maintainer__pb2.PurgeResponse.FromString,
                 _registered_method=True)
+        self.Erase = channel.unary_unary(
+                '/afterimage.cache_maintainer.v1.CacheMaintainerService/Erase',
+                request_serializer=cache__maintainer__pb2.EraseRequest.SerializeToString,
+                response_deserializer=cache__maintainer__pb2.EraseResponse.FromString,
+                _registered_method=True)
         self.Inspect = channel.unary_unary(
                 '/afterimage.cache_maintainer.v1.CacheMaintainerService/Inspect',
                 request_serializer=cache__maintainer__pb2.InspectRequest.SerializeToString,
@@ -73,6 +78,13 @@ class CacheMaintainerServiceServicer(object):
 
     def Purge(self, request, context):
         """Remove entries from the cache; images stay with their jobs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Erase(self, request, context):
+        """Erase jobs with their prompts, images and entries from all stores at once. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -111,6 +123,11 @@ def add_CacheMaintainerServiceServicer_to_server(servicer, server):
                     servicer.Purge,
                     request_deserializer=cache__maintainer__pb2.PurgeRequest.FromString,
                     response_serializer=cache__maintainer__pb2.PurgeResponse.SerializeToString,
+            ),
+            'Erase': grpc.unary_unary_rpc_method_handler(
+                    servicer.Erase,
+                    request_deserializer=cache__maintainer__pb2.EraseRequest.FromString,
+                    response_serializer=cache__maintainer__pb2.EraseResponse.SerializeToString,
             ),
             'Inspect': grpc.unary_unary_rpc_method_handler(
                     servicer.Inspect,
@@ -182,6 +199,33 @@ class CacheMaintainerService(object):
             '/afterimage.cache_maintainer.v1.CacheMaintainerService/Purge',
             cache__maintainer__pb2.PurgeRequest.SerializeToString,
             cache__maintainer__pb2.PurgeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Erase(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/afterimage.cache_maintainer.v1.CacheMaintainerService/Erase',
+            cache__maintainer__pb2.EraseRequest.SerializeToString,
+            cache__maintainer__pb2.EraseResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -386,3 +386,21 @@ class Job(_message.Message):
     predicted_s: float
     standalone_s: float
     def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., attempt: _Optional[int] = ..., error: _Optional[str] = ..., model: _Optional[str] = ..., steps_run: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., warnings: _Optional[_Iterable[str]] = ..., created_at: _Optional[float] = ..., updated_at: _Optional[float] = ..., seed_given: bool = ..., picture_bytes: _Optional[int] = ..., picture_sha256: _Optional[str] = ..., fps: _Optional[float] = ..., deadline_met: bool = ..., predicted_s: _Optional[float] = ..., standalone_s: _Optional[float] = ...) -> None: ...
+
+class Erasure(_message.Message):
+    __slots__ = ("removed", "left")
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    removed: _containers.RepeatedCompositeFieldContainer[Removed]
+    left: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, removed: _Optional[_Iterable[_Union[Removed, _Mapping]]] = ..., left: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Removed(_message.Message):
+    __slots__ = ("kind", "count", "bytes")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    count: int
+    bytes: int
+    def __init__(self, kind: _Optional[str] = ..., count: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...

@@ -174,3 +174,21 @@ class LocateResponse(_message.Message):
     internal_address: str
     version: str
     def __init__(self, internal_address: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
+class EraseRequest(_message.Message):
+    __slots__ = ("job_id", "user", "whole_tenant", "tenant")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_TENANT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    user: str
+    whole_tenant: bool
+    tenant: str
+    def __init__(self, job_id: _Optional[str] = ..., user: _Optional[str] = ..., whole_tenant: bool = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class EraseResponse(_message.Message):
+    __slots__ = ("erasure",)
+    ERASURE_FIELD_NUMBER: _ClassVar[int]
+    erasure: _common_pb2.Erasure
+    def __init__(self, erasure: _Optional[_Union[_common_pb2.Erasure, _Mapping]] = ...) -> None: ...

@@ -74,6 +74,11 @@ class GatewayServiceStub(object):
                 request_serializer=gateway__pb2.CancelJobRequest.SerializeToString,
                 response_deserializer=gateway__pb2.CancelJobResponse.FromString,
                 _registered_method=True)
+        self.Erase = channel.unary_unary(
+                '/afterimage.gateway.v1.GatewayService/Erase',
+                request_serializer=gateway__pb2.EraseRequest.SerializeToString,
+                response_deserializer=gateway__pb2.EraseResponse.FromString,
+                _registered_method=True)
         self.Locate = channel.unary_unary(
                 '/afterimage.gateway.v1.GatewayService/Locate',
                 request_serializer=gateway__pb2.LocateRequest.SerializeToString,
@@ -142,6 +147,14 @@ class GatewayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Erase(self, request, context):
+        """Erase a job with its prompt, image and cache entry from all stores, at once and for good: the caller's own, or with
+        the role tenant-admin or operator a user's or a whole tenant's. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Locate(self, request, context):
         """Return the address of the other services of this process, to callers on the same machine only.
         """
@@ -191,6 +204,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.CancelJob,
                     request_deserializer=gateway__pb2.CancelJobRequest.FromString,
                     response_serializer=gateway__pb2.CancelJobResponse.SerializeToString,
+            ),
+            'Erase': grpc.unary_unary_rpc_method_handler(
+                    servicer.Erase,
+                    request_deserializer=gateway__pb2.EraseRequest.FromString,
+                    response_serializer=gateway__pb2.EraseResponse.SerializeToString,
             ),
             'Locate': grpc.unary_unary_rpc_method_handler(
                     servicer.Locate,
@@ -414,6 +432,33 @@ class GatewayService(object):
             '/afterimage.gateway.v1.GatewayService/CancelJob',
             gateway__pb2.CancelJobRequest.SerializeToString,
             gateway__pb2.CancelJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Erase(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/afterimage.gateway.v1.GatewayService/Erase',
+            gateway__pb2.EraseRequest.SerializeToString,
+            gateway__pb2.EraseResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -14,7 +14,7 @@ from services.cache_maintainer.eviction.window import Window
 from services.cache_maintainer.recent_entries import Fresh
 from services.cache_maintainer.retry_schedule import RetrySchedule
 from shared.domain.errors import AfterimageError
-from shared.domain.messages import EntriesCached, EntriesEvicted
+from shared.domain.messages import EntriesEvicted, Message
 from shared.domain.types import PICTURE_STEP
 from shared.index.rebuild import reconcile, refind
 from shared.runtime.clock import Clock
@@ -69,6 +69,10 @@ class CacheIndex:
         """Entries whose insertion failed, or succeeded without a reply."""
         self._unindexed: set[str] = set()
         """Entries whose row changed and whose index object may be stale."""
+        self._unerased: set[str] = set()
+        """Jobs of erasures that failed in part."""
+        self._again: list[tuple[float, Sequence[str]]] = []
+        """Erasures to repeat: monotonic time, jobs."""
         self._fresh = Fresh()
         self.doomed = DeferredDeletes(backends, clock, grace_s, check)
 
@@ -78,7 +82,7 @@ class CacheIndex:
             part = slice(start, start + IDS_IN_A_FACT)
             await self._tell(EntriesEvicted(tuple(entry_ids[part]), tuple(holes[part])))
 
-    async def _tell(self, fact: EntriesCached | EntriesEvicted) -> None:
+    async def _tell(self, fact: Message) -> None:
         """Publish an event; only log a failure, because consumers that miss the event reread the catalog."""
         try:
             await self._backends.bus.publish(fact)

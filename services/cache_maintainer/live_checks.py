@@ -72,8 +72,7 @@ class LiveChecks:
         if not self._shown:
             await self.records("", reset=False)
             self._shown = True
-        for job_id in await self._backends.catalog.jobs.left_checks():
-            await self._end(job_id)
+        await self.end_all()
         while self._sampled and not await self._busy():
             job_id = self._sampled.pop()
             with contextlib.suppress(NotFoundError, BlobMissingError, BlobCorruptError):  # expired: nothing to compare
@@ -81,6 +80,11 @@ class LiveChecks:
                 if _checkable(hit) and not await self._check(hit):
                     self._sampled.appendleft(job_id)
                     return
+
+    async def end_all(self) -> None:
+        """Delete the jobs of all checks: their requests are copies of clients' requests."""
+        for job_id in await self._backends.catalog.jobs.left_checks():
+            await self._end(job_id)
 
     async def records(self, model: str, *, reset: bool) -> dict[str, Checks]:
         """Return the checks by model: of the served models, or of one. `reset`: drop them first."""

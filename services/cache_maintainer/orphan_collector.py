@@ -104,7 +104,7 @@ class Collector:
         custody, found = self._backends.catalog.custody, Findings()
         began_at, old = await custody.now(), self._clock.now() - self._grace_s
         for kind in KINDS:
-            async for page in _pages(self._backends.blobs.list(kind)):
+            async for page in pages(self._backends.blobs.list(kind)):
                 unnamed = await self._unnamed([blob.key for blob in page if blob.modified_at < old])
                 jobs = await custody.erased(sorted({job_of(key) for key in unnamed}), self._grace_s) if unnamed else ()
                 erased = [key for key in unnamed if job_of(key) in jobs]
@@ -141,7 +141,8 @@ class Collector:
         return [key for key in idle if key not in named]
 
 
-async def _pages(blobs: AsyncIterator[BlobInfo]) -> AsyncIterator[list[BlobInfo]]:
+async def pages(blobs: AsyncIterator[BlobInfo]) -> AsyncIterator[list[BlobInfo]]:
+    """Yield the blobs in lists of at most AT_ONCE."""
     page: list[BlobInfo] = []
     async for blob in blobs:
         page.append(blob)

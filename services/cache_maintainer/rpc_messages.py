@@ -7,10 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from protos import cache_maintainer_pb2 as pb
+from protos import common_pb2
 from services.cache_maintainer.cache_writes import Cache
 from services.cache_maintainer.contents import CacheContents
+from services.cache_maintainer.erasing import Erased
 from shared.catalog import Entries, Totals
+from shared.catalog.erasing import Erasing
 from shared.domain.errors import InvalidRequestError
+from shared.domain.ids import is_id
 from shared.domain.types import Entry, State
 from shared.models.live_checks import Checks
 
@@ -77,6 +81,35 @@ async def wanted(request: pb.PurgeRequest, entries: Entries) -> Callable[[Entry]
     raise InvalidRequestError(
         "what", "must be exactly one of entry_id, tenant, model or everything=true (got none); set one of them"
     )
+
+
+async def jobs_to_erase(request: pb.EraseRequest, erasing: Erasing) -> list[str]:
+    """Return the ids of the jobs. Raises InvalidRequestError for a request that names none."""
+    match request.WhichOneof("what"):
+        case "job_id" if is_id(request.job_id):
+            return [request.job_id]
+        case "job_id":
+            raise InvalidRequestError("job_id", "must be the id of a job", request.job_id[:100])
+        case "user" if request.user and request.tenant:
+            return await erasing.owned(request.tenant, request.user)
+        case "whole_tenant" if request.whole_tenant and request.tenant:
+            return await erasing.owned(request.tenant, None)
+    raise InvalidRequestError("what", "must be a job_id, or a user or whole_tenant=true with their tenant (got none)")
+
+
+def target_of(request: pb.EraseRequest) -> str:
+    """Return what is erased, for the audit log."""
+    match request.WhichOneof("what"):
+        case "job_id":
+            return f"job {request.job_id}"
+        case "user":
+            return f"user {request.user} of tenant {request.tenant}"
+    return f"tenant {request.tenant}"
+
+
+def erasure(erased: Erased) -> common_pb2.Erasure:
+    removed = (common_pb2.Removed(kind=kind, count=of[0], bytes=of[1]) for kind, of in erased.removed.items() if of[0])
+    return common_pb2.Erasure(removed=removed, left=erased.left)
 
 
 def shown(entry: Entry, contents: CacheContents) -> pb.Entry:

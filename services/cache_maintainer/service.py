@@ -18,7 +18,16 @@ from services.cache_maintainer.live_checks import EVERY_S, LiveChecks
 from services.cache_maintainer.orphan_collector import Collector
 from services.cache_maintainer.pictures import Pictures
 from services.cache_maintainer.retry_schedule import RetrySchedule
-from services.cache_maintainer.rpc_messages import PAGE, checked_cells, shown, stats, wanted
+from services.cache_maintainer.rpc_messages import (
+    PAGE,
+    checked_cells,
+    erasure,
+    jobs_to_erase,
+    shown,
+    stats,
+    target_of,
+    wanted,
+)
 from services.cache_maintainer.upkeep import Upkeep
 from services.cache_maintainer.uses import Uses
 from shared.bus import Subscription
@@ -232,8 +241,10 @@ class CacheMaintainerService(Upkeep, pb_grpc.CacheMaintainerServiceServicer):
                 retry_after_s=1.0,
             )
 
-    def _recorded(self, context: Any, action: str, target: str = "") -> AbstractContextManager[Outcome]:
-        return recorded(self._settings.data_dir, actor=actor_of(context), action=action, target=target)
+    def _recorded(
+        self, context: Any, action: str, target: str = "", actor: str = ""
+    ) -> AbstractContextManager[Outcome]:
+        return recorded(self._settings.data_dir, actor=actor or actor_of(context), action=action, target=target)
 
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
         self._check_leads()
@@ -248,6 +259,15 @@ class CacheMaintainerService(Upkeep, pb_grpc.CacheMaintainerServiceServicer):
             removed = await self.cache.purge(await wanted(request, self._context.backends.catalog.entries))
             outcome.said = f"{removed.entries} entries removed"
         return pb.PurgeResponse(entries=removed.entries, states=removed.states, bytes=removed.bytes)
+
+    async def Erase(self, request: pb.EraseRequest, context: Any) -> pb.EraseResponse:
+        with self._recorded(context, "erase", target_of(request), request.actor) as outcome:
+            self._check_leads()
+            job_ids = await jobs_to_erase(request, self._backends.catalog.erasing)
+            await self._checks.end_all()
+            erased = await self.cache.erase(job_ids)
+            outcome.said = f"jobs: {erased.removed.get('jobs', (0, 0))[0]}{', a part failed' if erased.left else ''}"
+        return pb.EraseResponse(erasure=erasure(erased))
 
     async def Collect(self, request: pb.CollectRequest, context: Any) -> pb.CollectResponse:
         with self._recorded(context, "collect" if request.confirmed else "collect, only look"):

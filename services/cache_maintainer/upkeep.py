@@ -121,7 +121,7 @@ class Upkeep:
 
     async def _tidy(self) -> None:
         work = (self._delete_evicted, self._note_masks, self.cache.index_pending, self.cache.shrink, self._find_fresh)
-        for step in (*work, self.cache.drop_idle_masks):
+        for step in (*work, self.cache.drop_idle_masks, self.cache.erase_again):
             await self._work.guarded(step)
         if self._pictures.look_again():  # images remain, because the embedder was unreachable or one image failed
             self._unembedded.set()

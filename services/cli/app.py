@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from services.cli import cache, dead_letters, generate, health, jobs, keys, models, monitor, up
+from services.cli import backup, cache, dead_letters, erase, generate, health, jobs, keys, models, monitor, up
 from services.cli.demo import command as demo
 from services.cli.demo import video as demo_video
 from services.cli.display.help import teach
@@ -70,6 +70,9 @@ app.command("up")(up.up)
 app.command("generate")(generate.generate)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(cache.app, name="cache")
+app.command("erase")(erase.erase)
+app.command("backup")(backup.backup)
+app.command("restore")(backup.restore)
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(keys.app, name="keys")
 app.command("health")(health.health)

@@ -19,7 +19,7 @@ from rich.text import Text
 from protos import cache_maintainer_pb2 as pb
 from services.cli.connection import options, say_asked, server_of
 from services.cli.display.tables import WIDE, Column, fitted
-from services.cli.display.words import ProgressBars, counted, wide
+from services.cli.display.words import ProgressBars, counted, sized, wide
 from services.cli.embedded import settings_from
 from services.cli.maintainer import TIMEOUT_S, DataDir, Target, ask_maintainer, maintainer_stub, require_data_dir
 from services.cli.quality import quality
@@ -54,12 +54,12 @@ def stats(data_dir: DataDir = None, target: Target = None) -> None:
     """
     reply = ask_maintainer(data_dir, target, "Stats", pb.StatsRequest())
     out = wide()
-    share = f" ({reply.bytes / reply.max_bytes:.0%} of {_size(reply.max_bytes)})" if reply.max_bytes else ""
-    kept = f"{counted(reply.entries, 'entry')}, {counted(reply.states, 'state')}, {_size(reply.bytes)}"
+    share = f" ({reply.bytes / reply.max_bytes:.0%} of {sized(reply.max_bytes)})" if reply.max_bytes else ""
+    kept = f"{counted(reply.entries, 'entry')}, {counted(reply.states, 'state')}, {sized(reply.bytes)}"
     out.print(f"{kept}{share}, policy {reply.policy}")
     if reply.picture_policy != "off":
-        room = f" ({reply.picture_bytes / reply.max_picture_bytes:.0%} of {_size(reply.max_picture_bytes)})"
-        kept = f"{counted(reply.pictures, 'image')} of {reply.max_pictures}, {_size(reply.picture_bytes)}"
+        room = f" ({reply.picture_bytes / reply.max_picture_bytes:.0%} of {sized(reply.max_picture_bytes)})"
+        kept = f"{counted(reply.pictures, 'image')} of {reply.max_pictures}, {sized(reply.picture_bytes)}"
         out.print(f"{kept}{room if reply.max_picture_bytes else ''}, policy {reply.picture_policy}")
     evicted = f"{reply.evicted} evicted, {reply.holes} of them from entries that keep other states"
     out.print(f"since start: {counted(reply.inserted, 'state')} inserted, {evicted}")
@@ -171,7 +171,7 @@ def purge(
     what = "the whole cache" if everything else f"{name.removesuffix('_id')} {value} from the cache"
     question = "" if yes else f"Purge {what}? Images that belong to jobs stay."
     reply = ask_maintainer(data_dir, target, "Purge", pb.PurgeRequest(**chosen), question)
-    wide().print(f"purged {counted(reply.entries, 'entry')}, {counted(reply.states, 'state')}, {_size(reply.bytes)}")
+    wide().print(f"purged {counted(reply.entries, 'entry')}, {counted(reply.states, 'state')}, {sized(reply.bytes)}")
 
 
 @app.command("collect")
@@ -287,11 +287,3 @@ async def _repaired(settings: Settings, console: Console) -> Repaired:
         opened.enter_context(bar)
         task = bar.add_task("comparing", total=await index.count() + (await catalog.entries.totals()).entries)
         return await repair_index(catalog, index, lambda checked: bar.advance(task, checked))
-
-
-def _size(number: int) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"
-        number = number / 1024  # type: ignore[assignment]  # a size in the next unit
-    return f"{number:.1f} GiB"

@@ -20,7 +20,7 @@ from shared.domain.errors import AfterimageError, BlobMissingError, NotFoundErro
 from shared.domain.identity import label_of
 from shared.domain.messages import JobSucceeded, Progress
 from shared.domain.plan_rules import shown_plan
-from shared.domain.types import Job, Modality, Result, Timings
+from shared.domain.types import Job, JobState, Modality, Result, Timings
 from shared.runtime.rpc_types import job_to_proto, plan_to_proto
 from shared.runtime.telemetry import METRICS, log
 
@@ -83,6 +83,8 @@ class Answers:
 def _image_of(job: Job) -> Iterator[Result]:
     """Give the result of a job that has an image. Raises NotFoundError when there is none, or none any more."""
     noun = job.request.modality.noun
+    if job.state is JobState.SUCCEEDED and job.result is not None and not job.result.picture_key:
+        raise NotFoundError(f"the {noun} of job {job.id} was erased with the job that generated it")
     if job.result is None or not job.result.picture_key:
         raise NotFoundError(f"job {job.id} is {job.state} and has no {noun}; only a succeeded job has one")
     try:

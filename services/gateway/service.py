@@ -11,7 +11,10 @@ from typing import Any, ClassVar
 import grpc
 
 from protos import gateway_pb2 as pb
+from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from protos.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
+from services.gateway.erasing import TIMEOUT_S as ERASE_S
+from services.gateway.erasing import to_erase
 from services.gateway.http.server import HttpServer
 from services.gateway.intake import Intake
 from services.gateway.own_jobs import note_admin, own_job
@@ -23,15 +26,17 @@ from services.gateway.uploads import Receiving
 from services.gateway.validation import Caller, Models, caller_of, image_count, page_size, page_token
 from shared.bus.hints import Hints
 from shared.domain.errors import AfterimageError
-from shared.domain.messages import Message, WorkerReported
+from shared.domain.messages import DataErased, Message, WorkerReported
 from shared.domain.types import Job, JobState
 from shared.models import ModelCard, of_images, served_cards
+from shared.runtime import rpc
+from shared.runtime.audit import record
 from shared.runtime.own_version import own_version
 from shared.runtime.rpc_types import state_from_proto
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, counted_when_scraped
 from shared.service import Context
-from shared.service.door import calling
+from shared.service.door import actor_of, calling
 
 LOCAL_PEERS = ("unix:", "ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D")
 """Prefixes of gRPC peer names of callers on this machine."""
@@ -58,7 +63,7 @@ class GatewayService(GatewayServiceServicer):
         models = Models.of(cards)
         self._hints = Hints(bus, self.name)
         self._roster = Roster(context.settings.report_s, cards)
-        self._reports = await bus.subscribe([WorkerReported], self._reported)
+        self._reports = await bus.subscribe([WorkerReported, DataErased], self._reported)
         self._receiving = Receiving(context.settings.max_upload_bytes)
         self._intake = Intake(context, models, self._hints, self._roster)
         await self._intake.standalones.read()
@@ -174,6 +179,17 @@ class GatewayService(GatewayServiceServicer):
         job = await own_job(self._jobs, request.job_id, _caller(context), data_dir, "cancel job")
         return pb.CancelJobResponse(job=self._calls.answers.job(await self._noted(await self._calls.cancel(job.id))))
 
+    async def Erase(self, request: pb.EraseRequest, context: Any) -> pb.EraseResponse:
+        place, who, actor = self._context, calling(), actor_of(context)
+        try:
+            asked = await to_erase(request, _caller(context), who, actor, place.backends.catalog, place.settings)
+        except AfterimageError as error:
+            record(place.settings.data_dir, actor=actor, action="refused Erase", outcome=error.code)
+            raise
+        stub: Any = CacheMaintainerServiceStub(place.channel("cache_maintainer"))
+        reply = await rpc.call(stub.Erase, asked, timeout_s=ERASE_S)
+        return pb.EraseResponse(erasure=reply.erasure)
+
     async def Locate(self, request: pb.LocateRequest, context: Any) -> pb.LocateResponse:
         local = context.peer().startswith(LOCAL_PEERS)
         internal = self._context.internal_address if local else ""
@@ -189,6 +205,8 @@ class GatewayService(GatewayServiceServicer):
     async def _reported(self, fact: Message) -> None:
         if isinstance(fact, WorkerReported):
             self._roster.reported(fact, self._context.clock.monotonic())
+        elif isinstance(fact, DataErased):
+            self._context.backends.catalog.erasing.forget()
 
     @property
     def _jobs(self) -> Any:

@@ -30,7 +30,7 @@ from services.gpu_worker.models.measuring import load_warm
 from services.gpu_worker.models.residency import Resident, placed_cards
 from services.gpu_worker.models.step_profile import scheduler_of
 from services.gpu_worker.models.switching import Assignment
-from shared.domain.messages import JobCancelled, Message, PreviewsRequested
+from shared.domain.messages import DataErased, JobCancelled, Message, PreviewsRequested
 from shared.models.devices import placed
 from shared.models.memory import MOST_PIXELS
 from shared.runtime.audit import record
@@ -81,7 +81,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         keyframes = Keyframes(settings.keyframe_similarity, settings.keyframe_least)
         self._codecs = StateCodecs(settings.state_codec, profiles, keyframes)
         self._draining = False
-        self._subscription = await bus.subscribe([JobCancelled, PreviewsRequested], self._on_wish)
+        self._subscription = await bus.subscribe([JobCancelled, PreviewsRequested, DataErased], self._on_wish)
         await self._assignment.begin(self._thread.serve)
         self._tasks.begin()
 
@@ -148,6 +148,10 @@ class GpuWorkerService(GpuWorkerServiceServicer):
     # ---- the bus ----
 
     async def _on_wish(self, fact: Message) -> None:
+        if isinstance(fact, DataErased):
+            self._context.backends.catalog.erasing.forget()
+            for family in self._models.families.values():
+                family.forget_prompts()
         if isinstance(fact, JobCancelled | PreviewsRequested):
             for attempt in self._tasks.attempts_at(fact.job_id):
                 attempt.cancel() if isinstance(fact, JobCancelled) else attempt.send_previews()

@@ -28,7 +28,7 @@ from services.retriever.sooner import runs_in_order
 from services.retriever.tables import Known, Tables
 from shared.bus import Subscription
 from shared.domain.errors import AfterimageError, InvalidRequestError
-from shared.domain.messages import EntriesCached, EntriesEvicted, Message
+from shared.domain.messages import DataErased, EntriesCached, EntriesEvicted, Message
 from shared.domain.types import IndexFilter, Modality, Plan, PlanSource, visible_owners
 from shared.models.card_lookup import of_images
 from shared.models.k_table import EncoderId
@@ -54,7 +54,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         self._entries = EntryReader(context.backends.catalog)
         self._lookup = Lookup(context.backends, self._entries, self._tables, self._settings, context.clock)
         self._subscription: Subscription = await context.backends.bus.subscribe(
-            [EntriesCached, EntriesEvicted], self.handle, on_gap=self._after_gap
+            [EntriesCached, EntriesEvicted, DataErased], self.handle, on_gap=self._after_gap
         )
         self._without_table: set[tuple[str, str]] = set()
         tasks = self._tables.keep_fresh(), self._entries.read_newest(), self._check_tables(context)
@@ -78,11 +78,14 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
                 await self._entries.read_cached(ids)
             case EntriesEvicted(entry_ids=ids, holes=holes):
                 self._entries.remembered.forget((*ids, *holes))
+            case DataErased():
+                self._backends.catalog.erasing.forget()
+                await self._after_gap()
             case _:
                 return
 
     async def _after_gap(self) -> None:
-        """Drop all entries in memory, because events were missed, and read the newest again."""
+        """Drop all entries in memory, because events were missed or data was erased, and read the newest again."""
         self._entries.forget_all()
         running = [task for task in self._tasks if not task.done()]
         self._tasks = [*running, asyncio.create_task(self._entries.read_newest())]

@@ -13,6 +13,7 @@ from shared.catalog.engines.bounded import TimeoutDatabase
 from shared.catalog.engines.database import Database
 from shared.catalog.engines.opening import open_database, place_of
 from shared.catalog.entries.entries import Entries, Totals
+from shared.catalog.erasing import Erasing
 from shared.catalog.jobs.jobs import Jobs
 from shared.catalog.keys import Keys
 from shared.catalog.leases import FencedDatabase, Leases
@@ -36,6 +37,7 @@ class Catalog:
         self.leases = Leases(database)
         self.custody = Custody(database)
         self.keys = Keys(database)
+        self.erasing = Erasing(database)
 
     def fenced(self, lease: str, holder: str) -> Catalog:
         """Return the same catalog with writes that fail unless `holder` has that lease.

@@ -35,7 +35,7 @@ from shared.client.views import (
     read_reply,
     view_of,
 )
-from shared.domain.errors import AfterimageError, ConfigurationError
+from shared.domain.errors import AfterimageError, ConfigurationError, UnavailableError
 from shared.domain.types import JobState, Modality
 from shared.runtime import rpc
 from shared.runtime.addresses import check_target
@@ -283,6 +283,15 @@ class AsyncClient:
         """
         reply = await self._call(self._stub.CancelJob, gateway_pb2.CancelJobRequest(job_id=job_id), timeout_s)
         return read_reply(reply, lambda: view_of(reply.job))
+
+    async def erase(self, job_id: str, *, timeout_s: float = 60.0) -> None:
+        """Erase the job with its prompt, its image and its cache entry, for good; NotFoundError if there is none.
+
+        Raises UnavailableError when a store failed: what is left is erased later, or by a second call.
+        """
+        reply = await self._call(self._stub.Erase, gateway_pb2.EraseRequest(job_id=job_id), timeout_s)
+        if reply.erasure.left:
+            raise UnavailableError(f"not all of job {job_id} is erased: {'; '.join(reply.erasure.left)}")
 
     def _parts(self, left_s: Callable[[], float]) -> ReadPart:
         """Return a function that reads parts of results. left_s: returns the seconds left for all parts together."""

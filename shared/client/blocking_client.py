@@ -147,6 +147,9 @@ class Client:
     def cancel(self, job_id: str) -> JobView:
         return self._run(self._client.cancel(job_id))
 
+    def erase(self, job_id: str) -> None:
+        self._run(self._client.erase(job_id))
+
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 

@@ -144,6 +144,12 @@ def subject_of(user: str) -> str:
     return user.removeprefix(_SUBJECT).partition("/")[0] if user.startswith(_SUBJECT) else ""
 
 
+def is_user(stored: str, named: str) -> bool:
+    """Return whether a stored user is the named one: a subject with all its labels, one `subject/label`, or the label
+    of an anonymous caller."""
+    return stored in (named, f"{_SUBJECT}{named}") or stored.startswith(f"{_SUBJECT}{named}/")
+
+
 def same_caller(tenant: str, user: str, other_tenant: str, other_user: str) -> bool:
     """Return whether two stored users are one caller: one subject, or the anonymous callers, of one tenant."""
     return tenant == other_tenant and subject_of(user) == subject_of(other_user)

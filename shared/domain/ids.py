@@ -9,11 +9,17 @@ import time
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32, without letters that look like digits
 
 _ID = re.compile(f"[{_ALPHABET}]{{26}}")
+_WORD = re.compile(rf"(?<![0-9a-z]){_ID.pattern}(?![0-9a-z])")
 
 
 def is_id(text: str) -> bool:
     """Return whether the text has the form of an id from `new_id`."""
     return _ID.fullmatch(text) is not None
+
+
+def ids_in(text: str) -> set[str]:
+    """Return the ids that the text names."""
+    return set(_WORD.findall(text))
 
 
 def new_id() -> str:

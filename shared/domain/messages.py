@@ -147,6 +147,13 @@ class EntriesEvicted(Stored):
 
 
 @dataclass(frozen=True, slots=True)
+class DataErased(Stored):
+    """These jobs and their entries were erased. Every process drops what its memory may hold of them."""
+
+    job_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerReported(Stored):
     """A worker's report of itself: at its start, after a change, and every `report_s` seconds."""
 
@@ -213,6 +220,7 @@ Message: TypeAlias = (
     | StateLost
     | EntriesCached
     | EntriesEvicted
+    | DataErased
     | WorkerReported
     | WorkersAssigned
     | VideoSegmented
@@ -231,6 +239,7 @@ KINDS: dict[str, type[Message]] = {
         StateLost,
         EntriesCached,
         EntriesEvicted,
+        DataErased,
         WorkerReported,
         WorkersAssigned,
         VideoSegmented,

@@ -16,6 +16,8 @@ DRAWN = "; generated from noise"
 """End of a note in `Plan.degraded` that gives the reason why a plan lost its start."""
 ANOTHER = "of another caller"
 """Stands for the id of another caller's entry in what a caller reads."""
+ERASED = "that was erased"
+"""Stands for the id of an erased entry."""
 
 # ---- new plans ----
 
@@ -83,29 +85,47 @@ def shown_plan(plan: Plan) -> Plan:
 
 
 def _without(plan: Plan, own: Collection[str], others: Collection[str]) -> Plan:
+    descends = all(one.entry_id in own for one in plan.sources)
+    return replace(
+        without_entries(plan, others, ANOTHER),
+        sources=tuple(one if one.entry_id in own else Source("") for one in plan.sources),
+        root=plan.root if descends else "",
+        background_root=plan.background_root if descends else "",
+        fallback=plan.fallback and _without(plan.fallback, own, others),
+    )
+
+
+def without_entries(plan: Plan, gone: Collection[str], said_of: str = ERASED) -> Plan:
+    """Return the plan without the ids, prompts and blobs of these entries: a source of theirs becomes an empty one."""
+
     def said(text: str) -> str:
-        for one in others:
-            text = text.replace(one, ANOTHER)
+        for one in gone:
+            text = text.replace(one, said_of)
         return text
 
-    descends = all(one.entry_id in own for one in plan.sources)
+    def kept(entry_id: str, text: str) -> str:
+        return "" if entry_id in gone else text
+
     return replace(
         plan,
         candidates=tuple(
             replace(
                 one,
-                entry_id=one.entry_id if one.prompt else "",
-                background_id=one.background_id if one.background_prompt else "",
+                entry_id=kept(one.entry_id, one.entry_id),
+                prompt=kept(one.entry_id, one.prompt),
+                background_id=kept(one.background_id, one.background_id),
+                background_prompt=kept(one.background_id, one.background_prompt),
                 reason=said(one.reason),
             )
             for one in plan.candidates
         ),
-        sources=tuple(one if one.entry_id in own else Source("") for one in plan.sources),
-        root=plan.root if descends else "",
-        background_root=plan.background_root if descends else "",
+        sources=tuple(Source("") if one.entry_id in gone else one for one in plan.sources),
+        root=kept(plan.root, plan.root),
+        background_root=kept(plan.background_root, plan.background_root),
+        lead=replace(plan.lead, job_id="", key="", sha256="") if plan.lead and plan.lead.job_id in gone else plan.lead,
         reason=said(plan.reason),
         degraded=tuple(map(said, plan.degraded)),
-        fallback=plan.fallback and _without(plan.fallback, own, others),
+        fallback=plan.fallback and without_entries(plan.fallback, gone, said_of),
     )
 
 

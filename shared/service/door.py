@@ -47,6 +47,7 @@ CLIENTS = frozenset({Role.USER, Role.TENANT_ADMIN})
 """Roles that may generate and read jobs."""
 ALLOWED: tuple[tuple[str, frozenset[Role]], ...] = (
     ("/afterimage.gateway.v1.GatewayService/Locate", frozenset({Role.OPERATOR})),
+    ("/afterimage.gateway.v1.GatewayService/Erase", CLIENTS | {Role.OPERATOR}),
     ("/afterimage.gateway.v1.GatewayService/", CLIENTS),
     ("/grpc.reflection.", frozenset(Role)),
     ("/", frozenset({Role.OPERATOR})),

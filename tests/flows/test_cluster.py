@@ -26,7 +26,7 @@ from services.cli.doctor.findings import Verdict
 from services.gpu_worker.families import Family, load_family
 from services.gpu_worker.jobs.codecs import decode_png, encode_png
 from shared.client import Accepted, AsyncClient, Picture, Progress
-from shared.domain.errors import CancelledError, ConflictError, UnavailableError
+from shared.domain.errors import CancelledError, ConflictError, NotFoundError, UnavailableError
 from shared.domain.ids import new_id
 from shared.domain.messages import lane_of
 from shared.domain.types import CompatKey, IndexFilter, Job, JobState, Plan, PlanSource, Request, vector_from
@@ -211,6 +211,23 @@ async def test_a_miss_a_hit_and_a_repeat_through_different_gateways(
     assert repeat.png == miss.png != hit.png
     for picture in (miss, hit):
         assert await _as_planned(picture, family, backends) == picture.png
+
+
+async def test_an_erased_job_is_gone_for_every_gateway(clients: list[AsyncClient], backends: Backends) -> None:
+    first, second = clients
+    made = await first.generate("a red axolotl on a table", seed=1, steps=20)
+    await _found(backends, made)
+    vector = vector_from((await backends.catalog.jobs.get(made.job.id)).vector)
+    await first.erase(made.job.id)
+    for client in clients:
+        with pytest.raises(NotFoundError):
+            await client.get_job(made.job.id)
+    hits = await backends.index.search("whole", vector, IndexFilter(), 20)
+    assert made.job.id not in {hit.entry_id for hit in hits}
+    assert not [blob async for blob in backends.blobs.list() if made.job.id in blob.key]
+    again = await second.generate("a red axolotl on a table", seed=1, steps=20)
+    assert again.plan.source is not PlanSource.EXACT
+    assert made.job.id not in repr(again.plan)
 
 
 async def test_a_clip_its_parts_a_hit_and_a_repeat_through_different_gateways(

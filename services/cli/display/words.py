@@ -110,6 +110,15 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what if number == 1 else plural}"
 
 
+def sized(number: int) -> str:
+    """Return a number of bytes in its largest unit."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"
+        number = number / 1024  # type: ignore[assignment]  # a size in the next unit
+    return f"{number:.1f} GiB"
+
+
 def hint(plan: Plan) -> str:
     """Return what to try when a hit's image looks too much like its start; empty for other plans."""
     if plan.source not in (PlanSource.LATENT, PlanSource.STITCHED) or plan.fresh_noise:

@@ -43,6 +43,10 @@ class Family(Protocol):
         cache."""
         ...
 
+    def forget_prompts(self) -> None:
+        """Drop the encodings of earlier prompts; safe on any thread."""
+        ...
+
     def encode_picture(self, pixels: Pixels, frames: int = 1) -> Tensor:
         """Encode an image as a latent without noise, or a clip where the model generates clips.
 

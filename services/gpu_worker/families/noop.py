@@ -51,6 +51,9 @@ class NoopFamily:
     def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptEncoding:
         return self._nothing
 
+    def forget_prompts(self) -> None:
+        pass  # keeps none
+
     def encode_picture(self, pixels: Pixels, frames: int = 1) -> Tensor:
         if pixels.ndim == 3 and frames > 1:
             pixels = np.repeat(pixels[None], frames, axis=0)

@@ -192,6 +192,9 @@ class PipelineFamily(ABC):
     def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptEncoding:
         return self._encode(prompt, negative)
 
+    def forget_prompts(self) -> None:
+        self._encode.cache_clear()
+
     def encode_picture(self, pixels: Pixels, frames: int = 1) -> Tensor:
         return self._encode_frames(pixels[None])[0]
 

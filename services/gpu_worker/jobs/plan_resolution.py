@@ -212,6 +212,8 @@ class _Preparation:
             _raise_unusable(self._job.request, error)
 
     async def _read(self, key: str, sha256: str = "") -> bytes:
+        if not key:
+            raise BlobMissingError("its source was erased")
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._ahead.get(key, sha256)

@@ -20,6 +20,11 @@ _read = lru_cache(maxsize=256)(from_json)
 """A job's row is read when it is claimed, answered and cached. The parsed values are frozen, so each is parsed once."""
 
 
+def forget_rows() -> None:
+    """Drop the parsed requests, plans and results that are in memory: some may be of erased jobs."""
+    _read.cache_clear()
+
+
 def job_of(row: Any) -> Job:
     """Return the row as a Job; raise UnreadableRowError for a row that this version cannot read."""
     try:

@@ -213,6 +213,7 @@ SENT: tuple[messages.Message, ...] = (
     messages.StateLost(entry_id="e", step=5, key="states/a"),
     messages.EntriesCached(entry_ids=("e", "f")),
     messages.EntriesEvicted(entry_ids=("e",), holes=("f", "g")),
+    messages.DataErased(job_ids=("e", "f")),
     messages.WorkerReported(
         worker="w", kind="cuda:H100", model="large", rows=3, max_rows=8, step_s=(("large", 1, 0.5), ("small", 4, 0.25)),
         cannot=("other",), leaving=True,

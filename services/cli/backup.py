@@ -1,0 +1,195 @@
+"""`afterimage backup` and `afterimage restore`: catalog and blobs in one folder."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from services.cli.display.words import counted, sized, wide
+from services.cli.embedded import settings_from
+from services.cli.maintainer import require_data_dir
+from shared.domain.errors import BlobCorruptError, BlobMissingError, ConfigurationError, InvalidRequestError
+from shared.runtime.audit import local_actor, recorded
+from shared.runtime.datadir import lock_data_dir, private_folder
+from shared.runtime.settings import Settings
+
+if TYPE_CHECKING:  # the catalog's imports take a second that --help need not wait for
+    from shared.blobs import BlobInfo, Blobs
+    from shared.service.pairing import Seal
+
+AT_ONCE = 16
+"""Blobs that are copied at the same time."""
+LEFT_OUT = ("checkpoints/",)
+"""Blobs of running jobs, which begin their plan again without them."""
+STATES = "states/"
+
+DataDir = Annotated[Path | None, typer.Option(help="Data directory of the Afterimage. Four URLs may replace it.")]
+
+
+def backup(
+    folder: Annotated[Path, typer.Argument(help="Folder of the backup. A later backup into it copies what is new.")],
+    states: Annotated[
+        bool, typer.Option(help="Copy the cache's latents, too: most bytes, and no loss but hits.")
+    ] = True,
+    data_dir: DataDir = None,
+) -> None:
+    """Copy the catalog, then the blobs, to a folder, while Afterimage serves.
+
+    The folder is a mirror: what was erased, evicted or expired leaves it with the next backup. At every moment it holds
+    a backup that can be restored. PostgreSQL needs `pg_dump` on PATH.
+
+    Example: afterimage backup /mnt/backup/afterimage
+    """
+    settings = settings_from(data_dir=data_dir)
+    require_data_dir(settings)
+    with recorded(settings.data_dir, actor=local_actor(), action="backup", target=str(folder)):
+        done = asyncio.run(back_up(settings, folder, states=states))
+    _say(done, f"backed up to {folder}")
+
+
+def restore(
+    folder: Annotated[Path, typer.Argument(help="Folder that `afterimage backup` made.")], data_dir: DataDir = None
+) -> None:
+    """Make a catalog and its blobs from a backup. No catalog may be there, and nothing may serve it.
+
+    Blobs that the store has beyond the backup stay: the quarantine keeps them for three days. Erase again what was
+    erased after the backup. Where the index is a server, run `afterimage cache rebuild-index` next.
+
+    Example: afterimage restore /mnt/backup/afterimage --data-dir restored
+    """
+    settings = settings_from(data_dir=data_dir)
+    done = asyncio.run(restored(settings, folder))
+    with recorded(settings.data_dir, actor=local_actor(), action="restore", target=str(folder)):
+        _say(done, f"restored from {folder}")
+
+
+def _say(done: Copied, what: str) -> None:
+    out = wide()
+    each = ", ".join(f"{number} in {kind}" for kind, number in sorted(done.blobs.items()))
+    out.print(f"{what}: the catalog and {counted(done.blobs.total(), 'blob')} ({each or 'none'}), {sized(done.bytes)}")
+    if done.same or done.gone:
+        out.print(f"{done.same} were there already, {done.gone} left the backup")
+    if done.corrupt:
+        out.print(f"not copied, because damaged: {', '.join(done.corrupt[:5])}{' …' if done.corrupt[5:] else ''}")
+
+
+class Copied:
+    """What one backup or restore copied."""
+
+    def __init__(self) -> None:
+        self.blobs: Counter[str] = Counter()
+        """Copied blobs by kind."""
+        self.bytes = self.same = self.gone = 0
+        self.corrupt: list[str] = []
+
+    async def copy(self, source: Blobs, target: Blobs, blob: BlobInfo) -> None:
+        """Copy one blob, whose hash is checked. A blob that was deleted meanwhile, or is damaged, is left out."""
+        try:
+            data = await source.get(blob.key)
+        except BlobMissingError:
+            return
+        except BlobCorruptError:
+            self.corrupt.append(blob.key)
+            return
+        await target.put(blob.key, data, durable=False)
+        self.blobs[blob.key.partition("/")[0]] += 1
+        self.bytes += len(data)
+
+
+async def back_up(settings: Settings, folder: Path, *, states: bool = True) -> Copied:
+    """Copy catalog and blobs to the folder. Raises ConfigurationError for a folder with another catalog's backup.
+
+    The catalog comes first: what is missing then was deleted while the copy ran, and what is too much goes through the
+    quarantine. Blobs first would lose images of jobs that ended meanwhile. Only once all blobs are there, the new
+    catalog replaces the former one, and what the store no longer has leaves the folder.
+    """
+    from shared.catalog.dump import dump, dump_name
+    from shared.service.pairing import read_seal
+
+    private_folder(folder)
+    done, left_out = Copied(), (*LEFT_OUT, *(() if states else (STATES,)))
+    async with _stores(settings, folder) as (blobs, kept):
+        _check_same(await read_seal(blobs), await read_seal(kept), folder)
+        name = dump_name(settings.catalog_url)
+        await dump(settings.catalog_url, folder / f"{name}.new")
+        there = {blob.key: blob async for blob in kept.list()}
+        async for page in _pages(blobs, left_out):
+            new = [blob for blob in page if not _same(blob, there.pop(blob.key, None))]
+            done.same += len(page) - len(new)
+            await asyncio.gather(*(done.copy(blobs, kept, blob) for blob in new))
+        (folder / f"{name}.new").rename(folder / name)
+        await kept.delete(sorted(there))
+        done.gone = len(there)
+    await asyncio.to_thread(os.sync)
+    return done
+
+
+async def restored(settings: Settings, folder: Path) -> Copied:
+    """Copy the folder's blobs, then its catalog, to the places that the settings name. Raises ConfigurationError where
+    a catalog is there, or another catalog's store.
+
+    The catalog comes last: an interrupted restore leaves none, and can be run again.
+    """
+    from shared.catalog.dump import check_new, dump_name, load
+    from shared.service.pairing import read_seal
+
+    file = folder / dump_name(settings.catalog_url)
+    if not file.is_file():
+        raise InvalidRequestError("folder", f"must hold {file.name}, as a backup of such a catalog does", str(folder))
+    done = Copied()
+    with contextlib.ExitStack() as held:
+        if settings.catalog_url.startswith("sqlite"):
+            held.callback(lock_data_dir(settings.data_dir).release)
+        await check_new(settings.catalog_url)
+        async with _stores(settings, folder) as (blobs, kept):
+            seal = await read_seal(blobs)
+            _check_same(await read_seal(kept), seal, settings.blobs_url.partition("?")[0])
+            async for page in _pages(kept, ()):
+                await asyncio.gather(*(done.copy(kept, blobs, blob) for blob in page))
+        await load(settings.catalog_url, file)
+    return done
+
+
+def _check_same(source: Seal | None, target: Seal | None, place: object) -> None:
+    """Raise ConfigurationError where the target belongs to another catalog: its blobs would be removed or mixed."""
+    if target is not None and (source is None or source.catalog != target.catalog):
+        raise ConfigurationError(
+            f"{place} belongs to catalog {target.catalog}, and not to {source.catalog if source else 'this one'}: name "
+            "another place"
+        )
+
+
+def _same(blob: BlobInfo, kept: BlobInfo | None) -> bool:
+    return kept is not None and kept.bytes == blob.bytes and kept.modified_at >= blob.modified_at
+
+
+async def _pages(blobs: Blobs, left_out: tuple[str, ...]) -> AsyncIterator[list[BlobInfo]]:
+    page: list[BlobInfo] = []
+    async for blob in blobs.list():
+        if not blob.key.startswith(left_out or ("/",)):  # no key begins with a slash
+            page.append(blob)
+        if len(page) == AT_ONCE:
+            yield page
+            page = []
+    yield page
+
+
+@contextlib.asynccontextmanager
+async def _stores(settings: Settings, folder: Path) -> AsyncIterator[tuple[Blobs, Blobs]]:
+    """Open the blob store of the settings, and that of the backup."""
+    from shared.blobs import open_blobs
+    from shared.service.backends import blobs_of
+
+    async with contextlib.AsyncExitStack() as opened:
+        blobs = await blobs_of(settings)
+        opened.push_async_callback(blobs.close)
+        kept = await open_blobs(f"file:{folder / 'blobs'}")  # the store makes it absolute
+        opened.push_async_callback(kept.close)
+        yield blobs, kept

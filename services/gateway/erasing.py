@@ -1,0 +1,47 @@
+"""Whose data a caller may erase: its own jobs, as a tenant's admin those of the tenant, as an operator everybody's."""
+
+from __future__ import annotations
+
+from protos import cache_maintainer_pb2, gateway_pb2
+from services.gateway.own_jobs import own_job
+from services.gateway.validation import Caller, check_tenant
+from shared.catalog import Catalog
+from shared.domain.errors import InvalidRequestError, NotFoundError, PermissionDeniedError
+from shared.domain.identity import Principal, Role
+from shared.runtime.settings import Settings
+
+TIMEOUT_S = 600.0
+"""Time limit of one erasure in seconds: of a whole tenant it reads every plan."""
+
+
+async def to_erase(
+    request: gateway_pb2.EraseRequest, caller: Caller, who: Principal, actor: str, catalog: Catalog, settings: Settings
+) -> cache_maintainer_pb2.EraseRequest:
+    """Return the request for the cache maintainer. Raises PermissionDeniedError, NotFoundError for a job that is not
+    the caller's, and InvalidRequestError.
+
+    actor: the caller, for the audit log.
+    """
+    what, operator = request.WhichOneof("what"), Role.OPERATOR in who.roles
+    if what is None:
+        raise InvalidRequestError("what", "must be exactly one of job_id, user and whole_tenant=true (got none)")
+    asked = cache_maintainer_pb2.EraseRequest(actor=actor, **{what: getattr(request, what)})
+    if what == "job_id":
+        if not operator:
+            await _check_own(request.job_id, caller, catalog, settings)
+        return asked
+    asked.tenant = check_tenant(request.tenant or caller.tenant)
+    if not operator and not (caller.admin and asked.tenant == caller.tenant):
+        needed = Role.TENANT_ADMIN if asked.tenant == caller.tenant else Role.OPERATOR
+        raise PermissionDeniedError(f"Erase: the data of a user or a tenant needs a key with the role {needed}")
+    return asked
+
+
+async def _check_own(job_id: str, caller: Caller, catalog: Catalog, settings: Settings) -> None:
+    """Raise NotFoundError unless the caller may see the job, or its entry where the job expired."""
+    try:
+        await own_job(catalog.jobs, job_id, caller, settings.data_dir, "erase job")
+    except NotFoundError:
+        entry = (await catalog.entries.by_ids([job_id])).get(job_id)
+        if entry is None or not caller.may_see(entry.tenant, entry.user):
+            raise

@@ -1,0 +1,133 @@
+"""Erasure in every pair of stores: the same jobs leave the index, the catalog and the blob store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from services.cache_maintainer.cache_writes import Cache
+from services.cache_maintainer.eviction.scored import Lcbfu, StateStore
+from shared.blobs import Blobs
+from shared.bus import open_bus
+from shared.catalog import Catalog
+from shared.domain.errors import NotFoundError, UnavailableError
+from shared.domain.exact_repeats import repeat_result
+from shared.domain.ids import new_id
+from shared.domain.types import Candidate, IndexFilter, Job, JobState, Plan, PlanSource, Source
+from shared.index import Index
+from shared.runtime.clock import SystemClock
+from shared.service.backends import Backends
+from tests.unit.cached import finished_job, request, unit
+
+pytestmark = pytest.mark.parametrize(
+    ("catalog_url", "index", "blobs_url"),
+    [("sqlite", "memory", "filesystem"), ("postgresql", "weaviate", "seaweedfs")],
+    indirect=True,
+)
+WORD = "axolotl"
+GONE = request(f"a red {WORD}", tenant="acme", user="key:gone/ann")
+
+
+@pytest.fixture
+async def cache(catalog: Catalog, index: Index, blobs: Blobs) -> Cache:
+    backends = Backends(bus=await open_bus("inprocess:"), index=index, blobs=blobs, catalog=catalog)
+    return Cache(backends, StateStore(Lcbfu()), SystemClock(), max_bytes=10**6, grace_s=60.0)
+
+
+async def cached(cache: Cache, asked: Any, plan: Plan | None = None, seed: int = 1) -> Job:
+    job = await finished_job(cache._backends, asked, unit(seed), plan=plan)
+    assert await cache.insert([job.id])
+    return job
+
+
+def grown(first: Job, source: PlanSource = PlanSource.LATENT) -> Plan:
+    """A plan that starts from the first job's entry, with its prompt among the candidates."""
+    assert first.result is not None
+    state = first.result.captured[0]
+    key, sha256 = (first.result.picture_key, first.result.picture_sha256) if source is PlanSource.EXACT else (
+        state.key, state.sha256)  # fmt: skip
+    return Plan(
+        source, "noop", start_step=5, sources=(Source(first.id, key, sha256),), root=first.id,
+        candidates=(Candidate(first.id, "latent", 0.9, 5, 5, first.request.prompt, chosen=True),),
+        reason=f"near {first.id}",
+    )  # fmt: skip
+
+
+async def left(cache: Cache, word: str) -> str:
+    """Return every row, blob key and found entry as text, where one has the word."""
+    catalog = cache._backends.catalog
+    rows = [*(await catalog.jobs.list(tenant="acme"))[0], *(await catalog.entries.page(100))[0]]
+    found = [repr(row) for row in rows if word in repr(row)]
+    found += [blob.key async for blob in cache._backends.blobs.list() if word in blob.key]
+    hits = await cache._backends.index.search("whole", unit(1), IndexFilter(), 100)
+    return " ".join(found + [hit.entry_id for hit in hits if word in hit.entry_id])
+
+
+async def test_a_job_leaves_every_store_and_what_others_say_of_it(cache: Cache) -> None:
+    catalog = cache._backends.catalog
+    first = await cached(cache, GONE)
+    second = await cached(cache, request("a fox", tenant="acme"), grown(first), seed=2)
+    plan = grown(first, PlanSource.EXACT)
+    repeat = replace(second, id=new_id(), plan=plan, result=repeat_result(plan, 9), state=JobState.SUCCEEDED)
+    await catalog.jobs.accept(repeat)
+    erased = await cache.erase([first.id])
+    assert not erased.left
+    assert {kind: count for kind, (count, _) in erased.removed.items() if count} == {
+        "jobs": 1, "entries": 1, "states": 5, "vectors": 1, "states/": 5, "pictures/": 1, "links": 3, "repeats": 1,
+    }  # fmt: skip
+    assert erased.removed["states/"] == (5, 500)
+    assert not await left(cache, first.id)
+    assert not await left(cache, WORD)
+    assert len(await left(cache, second.id)) > 0
+    (entry,) = (await catalog.entries.page(100))[0]
+    assert (entry.root, len(entry.states)) == ("", 5)
+    assert len(cache.shelf) == 5
+    again = (await catalog.jobs.get(repeat.id)).result
+    assert again is not None
+    assert (again.picture_key, again.picture_sha256) == ("", "")
+    assert not {kind for kind, (count, _) in (await cache.erase([first.id])).removed.items() if count}
+
+
+async def test_a_users_jobs_are_those_of_the_subject_and_its_labels(cache: Cache) -> None:
+    erasing = cache._backends.catalog.erasing
+    users = ("key:gone/ann", "key:gone/", "gone", "key:goner/", "key:other/gone", "")
+    made = {user: (await cached(cache, request("a fox", tenant="acme", user=user), seed=3)).id for user in users}
+    await cached(cache, request("a fox", tenant="rival", user="gone"), seed=4)
+    assert await erasing.owned("acme", "gone") == sorted(made[user] for user in users[:3])
+    assert await erasing.owned("acme", "gone/ann") == [made["key:gone/ann"]]
+    assert await erasing.owned("acme", None) == sorted(made.values())
+    assert await erasing.owned("acme", "gon%") == []
+
+
+async def test_many_jobs_go_in_one_pass_over_the_store(cache: Cache) -> None:
+    jobs = [await cached(cache, replace(GONE, seed=seed), seed=seed) for seed in range(17)]
+    other = await cached(cache, request("a fox", tenant="acme"), grown(jobs[3]), seed=30)
+    erased = await cache.erase([job.id for job in jobs])
+    assert erased.removed["jobs"][0] == erased.removed["pictures/"][0] == 17
+    assert erased.removed["links"] == (2, 0)
+    assert not await left(cache, WORD)
+    assert await left(cache, other.id)
+
+
+async def test_a_store_that_is_away_does_not_keep_the_others(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_given: Any) -> None:
+        raise UnavailableError("away", retry_after_s=1.0)
+
+    first, other = await cached(cache, GONE), await cached(cache, request("a fox", tenant="acme"), seed=2)
+    index, blobs = cache._backends.index, cache._backends.blobs
+    with monkeypatch.context() as patch:
+        patch.setattr(index, "remove", refuse)
+        patch.setattr(blobs, "delete", refuse)
+        erased = await cache.erase([first.id])
+        assert [said.partition(":")[0] for said in erased.left] == ["index", "blobs"]
+        assert (await cache.erase([other.id])).left[-1] == "what an earlier erasure left is still there"
+    with pytest.raises(NotFoundError):
+        await cache._backends.catalog.jobs.get(first.id)
+    again = await cache.erase([])  # as of a user whose rows are gone
+    assert not again.left
+    assert not again.removed
+    await cache.index_pending()
+    assert not await left(cache, first.id)
+    assert not await left(cache, other.id)
