@@ -63,7 +63,7 @@ def test_a_revision_is_pinned(server: Hub, sana: Path, tmp_path: Path) -> None:
     assert served_card(Settings(data_dir=tmp_path, large=f"{SANA}@{pinned}")).folder == tagged.folder
     assert hub.cached(SANA) is None  # main was never fetched
     known = find_card("stabilityai/stable-diffusion-3.5-large@v1")
-    assert (known.path, known.default_steps) == ("stabilityai/stable-diffusion-3.5-large@v1", 50)
+    assert (known.path, known.default_steps) == ("stabilityai/stable-diffusion-3.5-large@v1", 28)
 
 
 def test_a_revision_that_the_hub_does_not_have_is_said(server: Hub, sana: Path, tmp_path: Path) -> None:
