@@ -3,7 +3,7 @@
 PY := .venv/bin/python
 WORKERS := 3
 export PATH := $(CURDIR)/out/servers:$(PATH)
-.PHONY: help install dev demo demo-video up stack-up stack-status stack-restart stack-down test test-compose check format protos docs lock bench faults judge clean
+.PHONY: help install dev demo demo-video up stack-up stack-status stack-restart stack-down test test-compose check format protos docs lock audit sbom bench faults judge clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -56,6 +56,12 @@ docs: dev        ## write docs/reference from the code, and build the pages as a
 
 lock: dev        ## write constraints.txt from pyproject.toml
 	@PATH=$$PWD/.venv/bin:$$PATH ./scripts/lock.sh
+
+audit: dev       ## ask the package index for known vulnerabilities of the locked packages
+	@$(PY) -m scripts.audit
+
+sbom: dev        ## list the packages of .venv as CycloneDX, in out/sbom.cdx.json
+	@.venv/bin/uv tool run --quiet --from cyclonedx-bom==7.5.0 cyclonedx-py environment .venv --pyproject pyproject.toml --output-reproducible --of JSON -o out/sbom.cdx.json
 
 bench: dev       ## run every benchmark of `python -m bench` on this machine; takes about two and a half hours
 	@$(PY) -m bench
