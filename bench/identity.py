@@ -45,7 +45,7 @@ async def measure(arguments: argparse.Namespace) -> None:
             for key, _ in keys:
                 await process.context.backends.catalog.keys.add(key)
             await asyncio.sleep(2 * EVERY_S)
-            options = [*rpc.channel_options(chosen.max_message_bytes), *rpc.OPTIONS]
+            options = [*rpc.channel_options(chosen.max_message_bytes), *rpc.server_options()]
             bare = rpc.server(options)
             process.services[0].register(bare)
             address = f"127.0.0.1:{bare.add_insecure_port('127.0.0.1:0')}"

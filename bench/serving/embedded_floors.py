@@ -69,7 +69,7 @@ class _Bare(EmbedderServiceServicer):
 async def _serving(servicer: _Bare, address: str) -> AsyncIterator[Callable[[], Awaitable[object]]]:
     """Serve the servicer and return a call with the options, guard and timeout of every service."""
     options = rpc.channel_options(MESSAGE_BYTES)
-    server = rpc.server([*options, *rpc.OPTIONS])
+    server = rpc.server([*options, *rpc.server_options()])
     add_EmbedderServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port(address)
     await server.start()

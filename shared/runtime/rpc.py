@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -47,13 +48,34 @@ KEEPALIVE_S = 10.0
 
 Without pings a call over a connection that was cut, not closed, waits for its whole timeout.
 """
-OPTIONS = (
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_concurrent_streams", 1000),
-    # servers accept such pings, also during a long silent call
-    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
-    ("grpc.http2.max_ping_strikes", 0),
-)
+HANDSHAKE_S = 5.0
+"""Seconds until a connection that says nothing is closed."""
+IDLE_S = 600.0
+"""Seconds until a connection without a call is closed; a client that has further calls connects again by itself."""
+STRIKES = 10
+"""Pings that come too fast until their connection is closed."""
+MOST_CONNECTIONS = 10_000
+
+
+def server_options() -> list[tuple[str, int]]:
+    """Return what a server bears of a client: pings, silence, connections, and no compressed message.
+
+    A compressed message would be inflated before its length is checked: 64 KiB may become 64 MiB.
+    """
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    files = MOST_CONNECTIONS if files == resource.RLIM_INFINITY else files
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_concurrent_streams", 1000),
+        # the pings of KEEPALIVE_S are accepted, also during a long silent call
+        ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+        ("grpc.http2.max_ping_strikes", STRIKES),
+        ("grpc.compression_enabled_algorithms_bitset", 1),  # identity alone
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
+        ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
+        # the servers behind need open files, too
+        ("grpc.max_allowed_incoming_connections", min(MOST_CONNECTIONS, files * 3 // 4)),
+    ]
 
 
 def channel_options(max_message_bytes: int, received_bytes: int = 0) -> list[tuple[str, int]]:

@@ -160,7 +160,7 @@ async def running(
         servers.append(_server(public, settings, health_servicer, needs, doors))
         port = _bind(servers[-1], settings.listen, "listen", credentials)
         if settings.health_listen:
-            servers.append(rpc.server(rpc.OPTIONS))
+            servers.append(rpc.server(rpc.server_options()))
             health_pb2_grpc.add_HealthServicer_to_server(health_servicer, servers[-1])
             _bind(servers[-1], settings.health_listen, "health_listen")
         with _uncollected():
@@ -232,7 +232,7 @@ def _server(
 ) -> grpc.aio.Server:
     """Return a server with these services, health and reflection; add their needs by full service name to `needs`."""
     options = rpc.channel_options(settings.max_message_bytes, _most_received(services, settings))
-    server = rpc.server([*options, *rpc.OPTIONS], doors)
+    server = rpc.server([*options, *rpc.server_options()], doors)
     own = {
         name: getattr(service, "needs", frozenset[str]())
         for service in services

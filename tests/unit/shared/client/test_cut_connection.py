@@ -28,7 +28,7 @@ class Thinking(retriever_pb2_grpc.RetrieverServiceServicer):
 
 async def test_a_cut_connection_is_noticed_and_a_quiet_one_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc, "KEEPALIVE_S", 1.0)
-    server, thinking = grpc.aio.server(options=rpc.OPTIONS), Thinking()
+    server, thinking = grpc.aio.server(options=rpc.server_options()), Thinking()
     retriever_pb2_grpc.add_RetrieverServiceServicer_to_server(thinking, server)
     wire = Wire(server.add_insecure_port("127.0.0.1:0"))
     await server.start()
