@@ -21,6 +21,7 @@ from services.trainer.judging.classifier import load_reader
 from services.trainer.judging.motion import judged_clip, moving_scenes, nearest_rendering
 from services.trainer.rendering.clips import clip_boxes, render_clip
 from services.trainer.rendering.renderer import Renderer
+from services.trainer.text_to_video import latents
 from services.trainer.text_to_video.denoiser import clip_words, sample_clips
 from services.trainer.text_to_video.export import CARD, export_motion, trained_motion
 from services.trainer.text_to_video.latents import COUNT, ClipLatents, clips_in, moving_of
@@ -116,20 +117,21 @@ def test_the_first_weights_generate_what_the_image_model_generates() -> None:
     unet = UNet2DConditionModel.from_pretrained(SMALL / "unet", torch_dtype=torch.float32)
     motion = TextMotionUNet.around(unet)
     generator = torch.Generator().manual_seed(1)
-    latents, states = torch.randn(2, 4, 3, 16, 16, generator=generator), torch.randn(2, 32, 128, generator=generator)
+    noise, states = torch.randn(2, 4, 3, 16, 16, generator=generator), torch.randn(2, 32, 128, generator=generator)
     timesteps = torch.tensor([300, 700])
     with torch.no_grad():
-        found = motion(latents, timesteps, states.repeat_interleave(3, dim=0)).sample
-        frames = [unet(latents[:, :, frame], timesteps, states).sample for frame in range(3)]
+        found = motion(noise, timesteps, states.repeat_interleave(3, dim=0)).sample
+        frames = [unet(noise[:, :, frame], timesteps, states).sample for frame in range(3)]
     assert torch.allclose(found, torch.stack(frames, dim=2), atol=1e-4)
 
 
 @pytest.fixture
-def clips(tmp_path: Path) -> Path:
-    """A training folder with clips of random latents."""
+def clips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A training folder with clips of random latents, of half the side."""
+    monkeypatch.setattr(latents, "SIDE", 32)
     rng, noise, folder = random.Random(2), np.random.default_rng(2), tmp_path / "clips"
     folder.mkdir()
-    np.save(folder / "clips-0.npy", noise.standard_normal((6, 16, 4, 16, 16)).astype(np.float16))
+    np.save(folder / "clips-0.npy", noise.standard_normal((6, 16, 4, 8, 8)).astype(np.float16))
     rows = [[*random_moving_scene(rng).labels().values(), 3] for _ in range(6)]
     np.save(folder / "clips-0-labels.npy", np.array(rows, dtype=np.uint8))
     (folder / "clips-0.json").write_text('{"count": 6}')
@@ -157,11 +159,11 @@ def test_training_continues_and_its_export_generates_clips(clips: Path, tmp_path
     pipeline = AnimateDiffPipeline.from_pretrained(target, torch_dtype=torch.float32)
     prompt, seed = "two red foxes move to the left", torch.Generator().manual_seed(7)
     found = pipeline(
-        prompt, num_frames=16, width=64, height=64, num_inference_steps=2, guidance_scale=2.5, generator=seed,
+        prompt, num_frames=16, width=32, height=32, num_inference_steps=2, guidance_scale=2.5, generator=seed,
         output_type="latent",
     ).frames  # fmt: skip
     words = Words(clip_words(SMALL))
-    expected = sample_clips(trained_motion(clips, SMALL), words, [prompt], [7], steps=2, guidance=2.5)
+    expected = sample_clips(trained_motion(clips, SMALL), words, [prompt], [7], steps=2, guidance=2.5, side=8)
     assert torch.allclose(found, expected, atol=0.05)  # the export is in fp16
 
 

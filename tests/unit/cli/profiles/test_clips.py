@@ -36,7 +36,7 @@ CLIP = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tiny.build_clip(tmp_path_factory.mktemp("models"), seed=7)  # scores these clips above nothing
-    tiny_families.save(folder / "clips", "animatediff")
+    tiny_families.save(folder / "clips", "animatediff", channels=(16,))
     (folder / "clips" / "card.json").write_text(json.dumps(SMALL))
     return folder
 

@@ -33,7 +33,7 @@ from tests.unit.gpu_worker.families.conftest import CLIPS, STEPS, LoadTiny, a_pi
 from tests.unit.gpu_worker.families.reference import pipeline_of
 
 FRAMES = 5
-SIZE = Size(32, 16)
+SIZE = Size(16, 8)
 WAYS: dict[str, dict[str, Any]] = {
     "guided": {"guidance": 4.5, "negative_prompt": "blurry"},
     "guided away from nothing": {"guidance": 3.0},
@@ -72,7 +72,7 @@ def the_crowd(family: Any) -> list[Task]:
         a_clip("clip", start=FromPicture(a_clip_of_pictures(), 4), steps=9, guidance=6.0, seed=9),
         a_clip("long", frames=9, steps=4, prompt="two boats at night"),
         a_clip("image", frames=1, steps=3, seed=8),
-        a_clip("large", size=Size(32, 32), steps=3, seed=4),
+        a_clip("large", size=Size(16, 16), steps=3, seed=4),
     ]
 
 
@@ -81,7 +81,7 @@ def the_crowd(family: Any) -> list[Task]:
 def test_a_whole_run_equals_the_pipeline_in_every_frame(tiny_family: LoadTiny, name: str, way: str) -> None:
     family, task = tiny_family(name), a_clip(**WAYS[way])
     ours = drawn(family, task)["a"]
-    assert ours.latent.shape == (4, FRAMES, 8, 16)
+    assert ours.latent.shape == (4, FRAMES, 4, 8)
     np.testing.assert_allclose(ours.latent, clip_of(family, task), atol=1e-4, rtol=0)
     assert ours.steps_run == STEPS
 
@@ -99,10 +99,10 @@ def test_frames_depend_on_each_other(tiny_family: LoadTiny, name: str) -> None:
 
 @pytest.mark.parametrize("name", CLIPS)
 def test_another_length_and_size_and_the_decoded_frames_are_the_pipelines_too(tiny_family: LoadTiny, name: str) -> None:
-    family, task = tiny_family(name), a_clip(size=Size(32, 48), frames=12, steps=2)
+    family, task = tiny_family(name), a_clip(size=Size(16, 24), frames=12, steps=2)
     ours = drawn(family, task)["a"]
     frames = (np.asarray(clip_of(family, task, output="np")) * 255).round()
-    assert ours.pixels.shape == frames.shape == (12, 48, 32, 3)
+    assert ours.pixels.shape == frames.shape == (12, 24, 16, 3)
     assert ours.pixels.dtype == np.uint8
     assert np.abs(ours.pixels.astype(int) - frames).max() <= 1
     assert ours.pixels.std() > 0
@@ -124,7 +124,7 @@ def test_states_and_checkpoints_continue_as_the_uninterrupted_run(
     events = events_of(family, task)
     whole, state, saved = (one(kind, events) for kind in (Finished, LatentCaptured, Checkpointed))
     previews = {event.preview.shape for event in events if isinstance(event, Advanced) and event.preview is not None}
-    assert previews == {(FRAMES, 8, 16, 3)}
+    assert previews == {(FRAMES, 4, 8, 3)}
     start, _ = decode_checkpoint(
         encode_checkpoint(saved.latent, saved.step, saved.generator_state, PLAN, saved.noises, saved.previous)
     )
@@ -149,7 +149,7 @@ def test_rows_of_any_length_generate_in_company_what_they_generate_alone(tiny_fa
         assert np.abs(together[task.id].pixels.astype(int) - alone.pixels.astype(int)).max() <= 1
     np.testing.assert_allclose(together["noise"].latent, clip_of(family, crowd[0]), atol=1e-4, rtol=0)
     np.testing.assert_allclose(together["long"].latent, clip_of(family, crowd[3]), atol=1e-4, rtol=0)
-    assert together["image"].pixels.shape == (16, 32, 3)
+    assert together["image"].pixels.shape == (8, 16, 3)
 
 
 @pytest.mark.parametrize("name", CLIPS)

@@ -65,7 +65,9 @@ def test_a_clip_within_the_window_equals_the_pipeline_without_free_noise(family:
 def test_noise_and_fresh_noise_repeat_alike(family: Any, pipeline: Any) -> None:
     shape = family.latent_shape(SIZE, 11)
     generator = torch.Generator().manual_seed(7)
-    theirs = pipeline.prepare_latents(1, 4, 11, 16, 32, torch.float32, torch.device("cpu"), generator)[0]
+    theirs = pipeline.prepare_latents(1, 4, 11, SIZE.height, SIZE.width, torch.float32, torch.device("cpu"), generator)[
+        0
+    ]
     assert torch.equal(make_row(family, a_clip(frames=11)).latent, theirs)
     assert torch.equal(first_noise(7, shape, (WINDOW, STRIDE)), theirs)
     state = first_noise(1, shape).numpy()

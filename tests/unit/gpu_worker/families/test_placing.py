@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from services.gpu_worker.engine.events import Finished
 from services.gpu_worker.engine.rows import FromPicture
 from services.gpu_worker.families import load_family, offload
 from shared.domain.errors import ModelError
@@ -26,13 +28,21 @@ def crowd() -> list[Any]:
     return [a_task("noise", steps=3), a_task("picture", steps=4, start=FromPicture(a_picture(a_task().size), 2))]
 
 
+@pytest.fixture(scope="module")
+def plain(tiny_family: LoadTiny) -> Callable[[str], dict[str, Finished]]:
+    """What a family that stays on its device makes of the crowd."""
+    return cache(lambda name: drawn(tiny_family(name), *crowd()))
+
+
 @pytest.mark.parametrize("offload", ["model", "sequential"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_offloading_changes_no_bit(tiny_family: LoadTiny, name: str, offload: str) -> None:
-    placed, plain = drawn(tiny_family(name, offload=offload), *crowd()), drawn(tiny_family(name), *crowd())
+def test_offloading_changes_no_bit(
+    tiny_family: LoadTiny, plain: Callable[[str], dict[str, Finished]], name: str, offload: str
+) -> None:
+    placed = drawn(tiny_family(name, offload=offload), *crowd())
     for task in crowd():
-        assert np.array_equal(placed[task.id].latent, plain[task.id].latent)
-        assert np.array_equal(placed[task.id].pixels, plain[task.id].pixels)
+        assert np.array_equal(placed[task.id].latent, plain(name)[task.id].latent)
+        assert np.array_equal(placed[task.id].pixels, plain(name)[task.id].pixels)
 
 
 def test_parts_take_turns_on_the_device(
@@ -66,7 +76,10 @@ def test_parts_take_turns_on_the_device(
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_layer_is_there_only_while_it_runs(
-    saved: Callable[[str], Path], tiny_family: LoadTiny, monkeypatch: pytest.MonkeyPatch, name: str
+    saved: Callable[[str], Path],
+    plain: Callable[[str], dict[str, Finished]],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
     """Weights that are away are made nan: whoever read one outside its layer's forward would draw nothing."""
     monkeypatch.setattr(
@@ -85,7 +98,7 @@ def test_a_layer_is_there_only_while_it_runs(
     away = drawn(family, *crowd())
     assert set(here) == {1, 0}  # inside the first; after the last
     for task in crowd():
-        assert np.array_equal(away[task.id].latent, drawn(tiny_family(name), *crowd())[task.id].latent)
+        assert np.array_equal(away[task.id].latent, plain(name)[task.id].latent)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
