@@ -6,6 +6,7 @@ wanted=()
 command -v rabbitmq-server >/dev/null || [ -x /usr/sbin/rabbitmq-server ] || wanted+=(rabbitmq-server)
 command -v initdb >/dev/null || compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null || wanted+=(postgresql)
 command -v prometheus >/dev/null || wanted+=(prometheus)
+command -v haproxy >/dev/null || [ -x /usr/sbin/haproxy ] || wanted+=(haproxy)
 [ "$(id -u)" != 0 ] || command -v ip >/dev/null || wanted+=(iproute2) # for the tests that cut networks
 if [ ${#wanted[@]} -gt 0 ]; then
   if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then

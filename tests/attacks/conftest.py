@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,3 +81,12 @@ async def guarded(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Async
             found = Guarded(it, {}, repr(logs))
             await asyncio.gather(*(found.issue(name, tenant, roles) for name, (tenant, roles) in CALLERS.items()))
             yield found
+
+
+def made_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """Make a certificate of 127.0.0.1 and its key."""
+    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=afterimage"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command.split(), *names], check=True, capture_output=True)
+    return certificate, key

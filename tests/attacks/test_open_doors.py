@@ -7,7 +7,6 @@ import contextlib
 import shutil
 import socket
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, MutableMapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,6 +35,7 @@ from shared.runtime.settings import Settings
 from shared.service import Running, running
 from shared.service.door import check_guarded, keys_needed, loopback
 from shared.service.tls import https_of
+from tests.attacks.conftest import made_certificate
 
 
 class Nothing:
@@ -209,7 +209,7 @@ def test_only_addresses_of_this_machine_are_loopback() -> None:
 async def test_a_wiretap_reads_no_key_and_a_renewed_certificate_needs_no_restart(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = _certificate(tmp_path, "first"), _certificate(tmp_path, "second")
+    first, second = made_certificate(tmp_path, "first"), made_certificate(tmp_path, "second")
     used = tmp_path / "used.pem", tmp_path / "used.key"
     _copy(first, used)
     changed = settings.model_copy(
@@ -283,7 +283,7 @@ async def test_a_probe_needs_no_certificate_and_finds_nothing_but_health(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a socket's path has 107 bytes at most
-    certificate, key = _certificate(tmp_path, "used")
+    certificate, key = made_certificate(tmp_path, "used")
     changes = {
         "allow_anonymous": "never", "tls_certificate": str(certificate), "tls_key": str(key),
         "health_listen": "unix:health.sock",
@@ -303,7 +303,7 @@ async def test_a_probe_needs_no_certificate_and_finds_nothing_but_health(
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
 async def test_https_uses_a_renewed_certificate_without_a_restart(settings: Settings, tmp_path: Path) -> None:
-    first, second = _certificate(tmp_path, "first"), _certificate(tmp_path, "second")
+    first, second = made_certificate(tmp_path, "first"), made_certificate(tmp_path, "second")
     used = tmp_path / "used.pem", tmp_path / "used.key"
     _copy(first, used)
     changed = settings.model_copy(update={"tls_certificate": str(used[0]), "tls_key": str(used[1])})
@@ -328,14 +328,6 @@ async def test_https_uses_a_renewed_certificate_without_a_restart(settings: Sett
         await shake_hands(second[0])
     with pytest.raises(ConfigurationError, match="tls_certificate"):
         https_of(changed)
-
-
-def _certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=afterimage"
-    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*command.split(), *names], check=True, capture_output=True)
-    return certificate, key
 
 
 def _copy(source: tuple[Path, Path], target: tuple[Path, Path]) -> None:
