@@ -80,7 +80,7 @@ async def test_one_door_serves_grpc_and_http_and_asks_for_keys(guarded: Guarded,
         async with AsyncClient(one.address, api_key=guarded.keys["alice"], tls_ca=ca, retry_s=0.0) as client:
             picture = await client.generate("a fox behind a proxy", steps=2)
             jobs, _ = await client.list_jobs()
-            assert picture.job.id in [job.id for job in jobs]
+            assert picture.job.id in [one.job.id for one in jobs]
         async with AsyncClient(one.address, api_key="aik_none", tls_ca=ca, retry_s=0.0) as stranger:
             with pytest.raises(UnauthenticatedError):
                 await stranger.list_jobs()
