@@ -70,6 +70,15 @@ async def test_a_stranger_is_refused_before_a_part_is_read(guarded: Guarded) -> 
         assert receiving(guarded).count == 0
 
 
+async def test_a_refused_upload_says_why_however_large_it_is(guarded: Guarded) -> None:
+    async with AsyncClient(guarded.address, api_key="aik_none", retry_s=0.0) as client:
+        for _ in range(10):
+            with pytest.raises(UnauthenticatedError):
+                await client.generate("a fox", image=bytes(2**22))
+            with pytest.raises(UnauthenticatedError):
+                await client.plan("a fox", image=bytes(2**22))
+
+
 async def test_parts_above_the_limits_end_the_call(guarded: Guarded, settings: Settings) -> None:
     async with sending(guarded, "alice", BEGUN, Part(image=bytes(2**18)), over=False) as call:
         code, said = await ended(call)

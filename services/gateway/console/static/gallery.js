@@ -5,6 +5,7 @@ import { ask, jobs, on } from "./server.js";
 import { compare, picture } from "./job.js";
 
 const CELL = 152, TEXT = 48, SPARE = 2; // least width and added height in pixels; rows beyond the edge
+const REST = 60; // milliseconds without a scroll until images are asked for: not those that fly by
 
 let wish = ""; // text to search by similarity, as another view asked
 export function alike(prompt) {
@@ -15,7 +16,7 @@ export function alike(prompt) {
 
 export function show(main) {
   const picked = [];
-  let near = new Map(), about = "", sought = "", typing = 0; // id → similarity to `about`, the nearest first; last text sent
+  let near = new Map(), about = "", sought = "", typing = 0, resting = 0; // id → similarity to `about`, the nearest first; last text sent
   let found = [], columns = 1, size = CELL, focused = 0, wanted = 0;
   const select = (name, all, options) => h("select", { "aria-label": name, onchange: filter }, h("option", { value: "" }, all), options.map(([value, text]) => h("option", { value }, text)));
   const search = h("input", { id: "search", type: "search", placeholder: "Search prompts ( / )", "aria-label": "Search prompts", oninput: filter });
@@ -73,14 +74,14 @@ export function show(main) {
 
   const drawn = new Map();
   function layout() {
-    const width = view.clientWidth;
+    const width = view.clientWidth, height = view.clientHeight, scrolled = view.scrollTop; // read before anything is written: one layout
     if (!width) return;
     columns = Math.max(Math.floor(width / CELL), 2);
     size = Math.floor(width / columns);
     const high = size + TEXT, rows = Math.ceil(found.length / columns);
     spacer.style.height = `${rows * high}px`;
-    const first = Math.max(Math.floor(view.scrollTop / high) - SPARE, 0) * columns;
-    const last = Math.min((Math.ceil((view.scrollTop + view.clientHeight) / high) + SPARE) * columns, found.length);
+    const first = Math.max(Math.floor(scrolled / high) - SPARE, 0) * columns;
+    const last = Math.min((Math.ceil((scrolled + height) / high) + SPARE) * columns, found.length);
     focused = Math.min(focused, Math.max(found.length - 1, 0));
     const keys = found.slice(first, last).map((job) => `${job.id} ${job.state} ${near.get(job.id) ?? ""}`), keep = new Set(keys);
     for (const [key, cell] of drawn) if (!keep.has(key)) { cell.remove(); drawn.delete(key); }
@@ -95,12 +96,17 @@ export function show(main) {
       cell.dataset.at = at;
       cell.tabIndex = at === focused || (at === first && (focused < first || focused >= last)) ? 0 : -1;
     }
+    clearTimeout(resting);
+    resting = setTimeout(load, REST);
     if (!jobs.complete && !sought && (last >= found.length - 4 * columns || search.value)) more();
+  }
+  function load() {
+    for (const image of cells.querySelectorAll("img[data-src]")) { image.src = image.dataset.src; image.removeAttribute("data-src"); }
   }
   function make(job) {
     const cell = h("button", { class: "cell", "aria-pressed": picked.includes(job.id) ? "true" : "false", title: job.prompt,
       onclick: (event) => { focused = Number(cell.dataset.at); event.shiftKey || event.ctrlKey || event.metaKey ? pick(job.id) : (location.hash = `gallery/${job.id}`); } },
-      picture(job, { thumb: true }), h("b", {}, job.prompt), near.has(job.id) ? h("span", { class: `source s-${job.source}` }, `similarity ${near.get(job.id).toFixed(3)}`) : job.steps_saved ? h("span", { class: `source s-${job.source}` }, `${job.source}: ${job.steps_saved} of ${job.steps} saved`) : source(job.source));
+      picture(job, { thumb: true, later: true }), h("b", {}, job.prompt), near.has(job.id) ? h("span", { class: `source s-${job.source}` }, `similarity ${near.get(job.id).toFixed(3)}`) : job.steps_saved ? h("span", { class: `source s-${job.source}` }, `${job.source}: ${job.steps_saved} of ${job.steps} saved`) : source(job.source));
     cell.dataset.id = job.id;
     cell.querySelector(".frame").style.aspectRatio = "1";
     return cell;
@@ -137,5 +143,5 @@ export function show(main) {
   wished();
   more();
   view.setAttribute("aria-description", "Arrow keys move, Enter opens, c picks an image to compare");
-  return () => { offs.forEach((off) => off()); resized.disconnect(); clearTimeout(later); clearTimeout(typing); removeEventListener("wish", wished); };
+  return () => { offs.forEach((off) => off()); resized.disconnect(); clearTimeout(later); clearTimeout(typing); clearTimeout(resting); removeEventListener("wish", wished); };
 }

@@ -38,11 +38,11 @@ export function why(job) {
     (job.warnings || []).map((one) => h("p", { class: "note" }, one)));
 }
 
-export function picture(job, { thumb = false, alt = "" } = {}) {
+export function picture(job, { thumb = false, later = false, alt = "" } = {}) {
   const frame = h("div", { class: "frame", vars: { "aspect-ratio": `${job.width} / ${job.height}` } });
   const said = (text) => put(frame, h("span", {}, text));
   if (job.state === "succeeded") {
-    const image = h("img", { src: imageOf(job.id, thumb), alt: alt || job.prompt, decoding: "async", onerror: () => said("image expired") });
+    const image = h("img", { [later ? "data-src" : "src"]: imageOf(job.id, thumb), alt: alt || job.prompt, decoding: "async", onerror: () => said("image expired") });
     frame.append(image);
   } else if (job.preview) {
     frame.classList.add("rough");
