@@ -38,7 +38,7 @@ from shared.models.card_lookup import served_card
 from shared.runtime.audit import Outcome, recorded
 from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
-from shared.service.door import actor_of
+from shared.service.door import actor_of, calling
 from shared.service.leadership import Leadership
 
 
@@ -261,7 +261,7 @@ class CacheMaintainerService(Upkeep, pb_grpc.CacheMaintainerServiceServicer):
         return pb.PurgeResponse(entries=removed.entries, states=removed.states, bytes=removed.bytes)
 
     async def Erase(self, request: pb.EraseRequest, context: Any) -> pb.EraseResponse:
-        with self._recorded(context, "erase", target_of(request), request.actor) as outcome:
+        with self._recorded(context, "erase", target_of(request), _asked_by(request, context)) as outcome:
             self._check_leads()
             job_ids = await jobs_to_erase(request, self._backends.catalog.erasing)
             await self._checks.end_all()
@@ -289,3 +289,12 @@ class CacheMaintainerService(Upkeep, pb_grpc.CacheMaintainerServiceServicer):
                 return pb.InspectResponse(entries=[shown(await entries.get(request.entry_id), self.cache.held)])
             page, after = await entries.page(min(request.page_size or 20, PAGE), request.page_token)
         return pb.InspectResponse(entries=[shown(entry, self.cache.held) for entry in page], next_page_token=after)
+
+
+def _asked_by(request: pb.EraseRequest, context: Any) -> str:
+    """Return who asked, for the audit log: the caller that a gateway names, beside a gateway's address outside of this
+    process. A caller with a key speaks for itself."""
+    peer = actor_of(context)
+    if not request.actor or calling().subject:
+        return peer
+    return request.actor if context.peer().startswith("unix:") else f"{request.actor}, says {peer}"

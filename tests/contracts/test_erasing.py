@@ -92,10 +92,19 @@ async def test_a_job_leaves_every_store_and_what_others_say_of_it(cache: Cache) 
 
 async def test_a_users_jobs_are_those_of_the_subject_and_its_labels(cache: Cache) -> None:
     erasing = cache._backends.catalog.erasing
-    users = ("key:gone/ann", "key:gone/", "gone", "key:goner/", "key:other/gone", "")
+    users = (
+        "key:gone/ann",
+        "key:gone/",
+        "gone",
+        "key:goner/",
+        "key:other/gone",
+        "",
+        "key:gone/ann/late",
+        "gone/ann/late",
+    )
     made = {user: (await cached(cache, request("a fox", tenant="acme", user=user), seed=3)).id for user in users}
     await cached(cache, request("a fox", tenant="rival", user="gone"), seed=4)
-    assert await erasing.owned("acme", "gone") == sorted(made[user] for user in users[:3])
+    assert await erasing.owned("acme", "gone") == sorted(made[user] for user in (*users[:3], users[6]))
     assert await erasing.owned("acme", "gone/ann") == [made["key:gone/ann"]]
     assert await erasing.owned("acme", None) == sorted(made.values())
     assert await erasing.owned("acme", "gon%") == []
