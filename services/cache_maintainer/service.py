@@ -105,6 +105,7 @@ class CacheMaintainerService(Upkeep, pb_grpc.CacheMaintainerServiceServicer):
             check=self._leadership.check,
             pictures=window_of(settings, [one for one in states if one.is_picture]),
             pictures_of=self._pictures_of,
+            end_checks=self._checks.end_all,
         )
         for entry_id, size in (await context.backends.catalog.entries.mask_sizes()).items():
             self.cache.held.masks.put(entry_id, size)
@@ -116,7 +117,8 @@ class CacheMaintainerService(Upkeep, pb_grpc.CacheMaintainerServiceServicer):
         )
         self._leads = True
         # the cache must free space even when one of these steps fails on a full disk; `collect` retries what failed
-        for work in (self.catch_up, self.cache.shrink, self.cache.measure, self._doubt_newest):
+        works = (self.cache.recall_erasures, self.catch_up, self.cache.shrink, self.cache.measure, self._doubt_newest)
+        for work in works:
             await self._work.guarded(work)
         self._tasks = [
             asyncio.create_task(self._batches()),
@@ -264,7 +266,6 @@ class CacheMaintainerService(Upkeep, pb_grpc.CacheMaintainerServiceServicer):
         with self._recorded(context, "erase", target_of(request), _asked_by(request, context)) as outcome:
             self._check_leads()
             job_ids = await jobs_to_erase(request, self._backends.catalog.erasing)
-            await self._checks.end_all()
             erased = await self.cache.erase(job_ids)
             outcome.said = f"jobs: {erased.removed.get('jobs', (0, 0))[0]}{', a part failed' if erased.left else ''}"
         return pb.EraseResponse(erasure=erasure(erased))

@@ -15,6 +15,7 @@ import typer
 from services.cli.display.words import counted, sized, wide
 from services.cli.embedded import settings_from
 from services.cli.maintainer import require_data_dir
+from shared.blobs import BlobInfo, Blobs, open_blobs, pages
 from shared.domain.errors import BlobCorruptError, BlobMissingError, ConfigurationError, InvalidRequestError
 from shared.runtime.audit import local_actor, record, recorded
 from shared.runtime.clock import SystemClock
@@ -22,7 +23,6 @@ from shared.runtime.datadir import lock_data_dir, private_folder
 from shared.runtime.settings import Settings
 
 if TYPE_CHECKING:  # the catalog's imports take a second that --help need not wait for
-    from shared.blobs import BlobInfo, Blobs
     from shared.service.pairing import Seal
 
 AT_ONCE = 16
@@ -127,7 +127,8 @@ async def back_up(settings: Settings, folder: Path, *, states: bool = True) -> C
         _check_same(await read_seal(blobs), await read_seal(kept), folder)
         await dump(settings.catalog_url, folder / f"{name}.new")
         there = {blob.key: blob async for blob in kept.list()}
-        async for page in _pages(blobs, left_out):
+        async for listed in pages(blobs.list(), AT_ONCE):
+            page = [blob for blob in listed if not blob.key.startswith(left_out)]
             new = [blob for blob in page if not _same(blob, there.pop(blob.key, None))]
             done.same += len(page) - len(new)
             await asyncio.gather(*(done.copy(blobs, kept, blob) for blob in new))
@@ -161,7 +162,7 @@ async def restored(settings: Settings, folder: Path) -> Copied:
         async with _stores(settings, folder) as (blobs, kept):
             seal = await read_seal(blobs)
             _check_same(await read_seal(kept), seal, settings.blobs_url.partition("?")[0])
-            async for page in _pages(kept, ()):
+            async for page in pages(kept.list(), AT_ONCE):
                 await asyncio.gather(*(done.copy(kept, blobs, blob) for blob in page))
         await asyncio.to_thread(os.sync)
         await load(settings.catalog_url, file)
@@ -211,21 +212,9 @@ def _same(blob: BlobInfo, kept: BlobInfo | None) -> bool:
     return kept is not None and kept.bytes == blob.bytes and kept.modified_at >= blob.modified_at
 
 
-async def _pages(blobs: Blobs, left_out: tuple[str, ...]) -> AsyncIterator[list[BlobInfo]]:
-    page: list[BlobInfo] = []
-    async for blob in blobs.list():
-        if not blob.key.startswith(left_out):
-            page.append(blob)
-        if len(page) == AT_ONCE:
-            yield page
-            page = []
-    yield page
-
-
 @contextlib.asynccontextmanager
 async def _stores(settings: Settings, folder: Path) -> AsyncIterator[tuple[Blobs, Blobs]]:
     """Open the blob store of the settings, and that of the backup."""
-    from shared.blobs import open_blobs
     from shared.service.backends import blobs_of
 
     async with contextlib.AsyncExitStack() as opened:
