@@ -24,8 +24,8 @@ def locked() -> list[str]:
     return [line.rstrip(" \\") for line in lines if re.match(r"[a-z0-9]", line)]
 
 
-def asked(packages: Sequence[str]) -> list[Mapping[str, Any]]:
-    """Return the auditor's answer on each package; none where it gave no answer at all."""
+def asked(packages: Sequence[str]) -> tuple[list[Mapping[str, Any]], str]:
+    """Return the auditor's answer on each package, or none and the last line of what it said instead."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(packages) + "\n")
         file.flush()
@@ -33,30 +33,34 @@ def asked(packages: Sequence[str]) -> list[Mapping[str, Any]]:
         command += ["--no-deps", "--disable-pip", "--progress-spinner", "off", "--timeout", "10", "--format", "json"]
         try:
             made = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-            found: list[Mapping[str, Any]] = json.loads(made.stdout)["dependencies"]
-        except (OSError, ValueError, KeyError, subprocess.TimeoutExpired):
-            return []
-    return found
+        except subprocess.TimeoutExpired:
+            return [], f"no answer within {LIMIT_S} s"
+    try:
+        return json.loads(made.stdout)["dependencies"], ""
+    except ValueError:
+        return [], (made.stderr.strip().splitlines() or ["no answer"])[-1]
 
 
-def report(packages: int, answers: Sequence[Mapping[str, Any]]) -> tuple[list[str], bool]:
-    """Return the lines to print, and whether a package has a known vulnerability."""
+def report(packages: int, answers: Sequence[Mapping[str, Any]], why: str = "") -> tuple[list[str], bool]:
+    """Return the lines to print, and whether a package has a known vulnerability. why: there are no answers."""
     checked = [one for one in answers if "vulns" in one]
     bad = [(one, vulnerability) for one in checked for vulnerability in one["vulns"]]
     lines = [
-        f"{one['name']} {one['version']}: {vulnerability['id']}, mended in "
+        f"{one['name']} {one['version']}: {vulnerability['id']}, fixed in "
         f"{', '.join(vulnerability['fix_versions']) or 'no version yet'}"
         for one, vulnerability in bad
     ]
     known = f"{len({one['name'] for one, _ in bad})} with known vulnerabilities" if bad else "no known vulnerability"
-    lines.append(f"audit: {len(checked)} of {packages} locked packages checked: {known}" if checked else
-                 f"audit: not checked: the index answered for none of {packages} locked packages")  # fmt: skip
+    if checked:
+        lines.append(f"audit: {len(checked)} of {packages} locked packages checked: {known}")
+    else:
+        lines.append(f"audit: not checked: {why or 'the index answered for none'} ({packages} locked packages)")
     return lines, bool(bad)
 
 
 def main() -> int:
     packages = locked()
-    lines, vulnerable = report(len(packages), asked(packages))
+    lines, vulnerable = report(len(packages), *asked(packages))
     print("\n".join(lines))
     return int(vulnerable)
 

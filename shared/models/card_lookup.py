@@ -124,8 +124,8 @@ def find_card(name_or_path: str, *, root: Path = BUNDLED, data_dir: Path | None 
     """Return the card of a name, a folder or a hub id, without its weights.
 
     Accepted are `bundled:NAME` (or NAME), a name of `afterimage models add` in `data_dir`, the name of a known card, a
-    folder in diffusers' layout, a hub id (`owner/name`, or `owner/name@revision`), and `noop:…`. Raise ModelError with the name if nothing
-    matches. The card of a hub id that is neither known nor on this disk has no family yet.
+    folder in diffusers' layout, a hub id (`owner/name`, or `owner/name@revision`), and `noop:…`. Raise ModelError with
+    the name if nothing matches. The card of a hub id that is neither known nor on this disk has no family yet.
     """
     if data_dir is not None and (path := added(data_dir).get(name_or_path)):
         return replace(find_card(path, root=root), name=name_or_path)

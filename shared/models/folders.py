@@ -36,8 +36,9 @@ def transformers_folder(
     from huggingface_hub import snapshot_download
 
     owner_name, revision = repository(name)
+    wanted = list(WEIGHTS)
     try:
-        return Path(snapshot_download(owner_name, revision=revision, allow_patterns=list(WEIGHTS), local_files_only=not fetch))
+        return Path(snapshot_download(owner_name, revision=revision, allow_patterns=wanted, local_files_only=not fetch))
     except Exception as error:
         kind = ModelError if fetch else NotHereError
         raise kind(
