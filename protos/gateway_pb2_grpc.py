@@ -149,7 +149,8 @@ class GatewayServiceServicer(object):
 
     def Erase(self, request, context):
         """Erase a job with its prompt, image and cache entry from all stores, at once and for good: the caller's own, or with
-        the role tenant-admin or operator a user's or a whole tenant's. Idempotent.
+        the role tenant-admin or operator a user's or a whole tenant's. A second call erases nothing; with the job of a
+        caller without these roles it ends with NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -4,7 +4,7 @@ order)."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from services.cache_maintainer.contents import CacheContents
@@ -35,6 +35,20 @@ class Counts:
     """States evicted from entries that kept other states."""
 
 
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """An erasure to repeat, at a monotonic time in seconds."""
+
+    at: float
+    job_ids: tuple[str, ...]
+    older: str = ""
+    """Repeat later again while a job runs that is older than this id: its worker may write the plan that it holds."""
+
+
+async def _nothing() -> None:
+    return
+
+
 class CacheIndex:
     """The parts that insertion and removal share: the lock, what is held, the index and the events."""
 
@@ -49,12 +63,14 @@ class CacheIndex:
         check: Callable[[], None] = lambda: None,
         pictures: Window | None = None,
         pictures_of: Callable[[str], bool] = lambda model: True,
+        end_checks: Callable[[], Awaitable[None]] = _nothing,
     ) -> None:
         """Share the state store `shelf` and the backends with the service.
 
         `check` raises when this process may not write any more. It is called before writes that the catalog cannot
         fence. `max_bytes` is the latents' budget. `pictures` is the window of images that other models may start from,
-        if any. `pictures_of(model)` returns whether this model's images belong in that window.
+        if any. `pictures_of(model)` returns whether this model's images belong in that window. `end_checks` deletes the
+        jobs of live checks, which copy clients' requests.
         """
         self.held = CacheContents(shelf, pictures, max_bytes)
         self.shelf, self.pictures = shelf, pictures
@@ -63,6 +79,7 @@ class CacheIndex:
         self._backends = backends
         self._clock = clock
         self._check = check
+        self._end_checks = end_checks
         self._lock = asyncio.Lock()
         self.setbacks = RetrySchedule()
         self._doubtful: set[str] = set()
@@ -71,8 +88,7 @@ class CacheIndex:
         """Entries whose row changed and whose index object may be stale."""
         self._unerased: set[str] = set()
         """Jobs of erasures that failed in part."""
-        self._again: list[tuple[float, Sequence[str]]] = []
-        """Erasures to repeat: monotonic time, jobs."""
+        self._again: list[Repeat] = []
         self._fresh = Fresh()
         self.doomed = DeferredDeletes(backends, clock, grace_s, check)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from services.cache_maintainer.admission import admit, keeping, left_out, offer_of
 from services.cache_maintainer.cache_index import step_label
-from services.cache_maintainer.erasing import Erasing
+from services.cache_maintainer.erasing import Erasures
 from shared.domain.errors import NotFoundError, UnreadableRowError, passes
 from shared.domain.masks import Mask
 from shared.domain.messages import EntriesCached
@@ -15,7 +15,7 @@ from shared.domain.types import PICTURE_STEP, Entry, Job, Modality
 from shared.runtime.telemetry import METRICS, log
 
 
-class Cache(Erasing):
+class Cache(Erasures):
     """Inserts, evicts, purges and erases entries, one operation at a time; deletes blobs after the grace."""
 
     async def insert(self, job_ids: Sequence[str]) -> list[Entry]:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from services.cache_maintainer.cache_index import IDS_IN_A_FACT
-from services.cache_maintainer.orphan_collector import pages
+from services.cache_maintainer.cache_index import IDS_IN_A_FACT, Repeat
 from services.cache_maintainer.removals import Removals
+from shared.blobs import pages
 from shared.catalog.erasing import Counts
 from shared.domain.errors import AfterimageError, StorageFullError
-from shared.domain.ids import is_id
+from shared.domain.ids import is_id, new_id
 from shared.domain.messages import DataErased, JobCancelled
 from shared.runtime.telemetry import log
 from shared.service.pairing import KINDS, job_of
 
 AGAIN_S = (60.0, 600.0)
 """Seconds after which the upkeep repeats an erasure: a worker may still have stored a blob of a cancelled job, and a
-plan that was made before may have been accepted or run after."""
+plan that was made before may have been accepted or run after. The last one is repeated until no job runs that ran at
+the erasure."""
 FEW = 16
 """Jobs whose blobs are listed one by one; of more, the whole store is listed once."""
+
+LISTED = 500
+"""Blobs that are listed and deleted at once."""
 
 
 @dataclass
@@ -37,7 +41,7 @@ class Erased:
             self.removed[kind] = before[0] + number, before[1] + size
 
 
-class Erasing(Removals):
+class Erasures(Removals):
     """Erases jobs with their entries. An erasure that failed in part is repeated, by the upkeep or by a second call."""
 
     async def erase(self, job_ids: Collection[str]) -> Erased:
@@ -49,62 +53,75 @@ class Erasing(Removals):
         found, ids = Erased(), sorted({*filter(is_id, job_ids)})
         earlier = self._unerased.difference(ids)
         if ids:
+            self._repeat(ids)  # first: an erasure that is interrupted is repeated, too
             await self._erase_now(found, ids)
-            self._unerased = earlier.union(ids if found.left else ())
-            self._again += [(self._clock.monotonic() + after_s, ids) for after_s in AGAIN_S]
         if earlier:
             await self.erase_again()
             found.left += ["what an earlier erasure left is still there"] * bool(self._unerased & earlier)
         return found
 
-    async def _erase_now(self, found: Erased, ids: Sequence[str]) -> None:
-        catalog, index = self._backends.catalog, self._backends.index
-        async with self._lock:
-            self._check()
-            with suppress(StorageFullError):
-                await catalog.custody.erase(ids)  # what an attempt may still store skips the quarantine
-                await self._cancel(ids)
-            await self._try(found, "index", lambda: index.remove(ids))
-            await self._erase_stored(found, ids)
-            for start in range(0, len(ids), IDS_IN_A_FACT):
-                await self._tell(DataErased(tuple(ids[start : start + IDS_IN_A_FACT])))
+    def _repeat(self, ids: Sequence[str]) -> None:
+        now = self._clock.monotonic()
+        for after_s, older in zip(AGAIN_S, ("", new_id()), strict=True):
+            self._again.append(Repeat(now + after_s, tuple(ids), older))
+
+    async def recall_erasures(self) -> None:
+        """Repeat what an earlier leader erased lately: it may have ended before it could."""
+        if ids := await self._backends.catalog.custody.erased_since(2 * AGAIN_S[-1]):
+            self._repeat(ids)
 
     async def erase_again(self) -> None:
         """Repeat the erasures that failed, and those whose time has come."""
-        now, found = self._clock.monotonic(), Erased()
-        again = self._unerased.union(*(ids for at, ids in self._again if at <= now))
-        self._again = [(at, ids) for at, ids in self._again if at > now]
+        now = self._clock.monotonic()
+        due = [one for one in self._again if one.at <= now]
+        again = self._unerased.union(*(one.job_ids for one in due))
         if not again:
             return
+        runs, later = self._backends.catalog.erasing.runs, now + AGAIN_S[-1]
+        held = [replace(one, at=later) for one in due if one.older and await runs(one.older)]
+        await self._erase_now(Erased(), sorted(again))
+        self._again = [one for one in (*self._again, *held) if one not in due]
+
+    async def _erase_now(self, found: Erased, ids: Sequence[str]) -> None:
+        """Erase from each store. The rows go last, so that a second call finds the jobs of an interrupted one."""
+        index = self._backends.index
         async with self._lock:
             self._check()
-            await self._erase_stored(found, sorted(again))
-        self._unerased = again if found.left else self._unerased - again
-
-    async def _erase_stored(self, found: Erased, ids: Sequence[str]) -> None:
-        await self._try(found, "blobs", lambda: self._erase_blobs(found, ids))
-        # after the blobs: on a full disk there is room now. The index forgets entries without a row when it answers.
-        if await self._try(found, "catalog", lambda: self._erase_rows(found, ids)):
-            self._unindexed.update(ids)
+            await self._try(found, "catalog", lambda: self._end_jobs(ids))
+            await self._try(found, "index", lambda: index.remove(ids))
+            await self._try(found, "blobs", lambda: self._erase_blobs(found, ids))
+            # after the blobs: on a full disk there is room now. The index forgets entries without a row once it answers
+            if await self._try(found, "catalog", lambda: self._erase_rows(found, ids)):
+                self._unindexed.update(ids)
+            await self._try(found, "live checks", self._end_checks)  # their jobs have copies of requests
+            for start in range(0, len(ids), IDS_IN_A_FACT):
+                await self._tell(DataErased(tuple(ids[start : start + IDS_IN_A_FACT])))
+        if found.left:
+            self._unerased.update(ids)
+        else:
+            self._unerased.difference_update(ids)
 
     async def _try(self, found: Erased, store: str, work: Callable[[], Awaitable[None]]) -> bool:
         try:
             await work()
         except AfterimageError as error:
             log("cache_maintainer").warning("not erased yet, tried again", store=store, error=str(error))
-            found.left.append(f"{store}: {error.outside}")
+            said = f"{store}: {error.outside}"
+            found.left += [said] * (said not in found.left)
             return False
         return True
 
-    async def _cancel(self, ids: Sequence[str]) -> None:
-        for job_id in await self._backends.catalog.erasing.cancel(ids):
-            await self._tell(JobCancelled(job_id))
+    async def _end_jobs(self, ids: Sequence[str]) -> None:
+        with suppress(StorageFullError):
+            await self._backends.catalog.custody.erase(ids)  # what an attempt may still store skips the quarantine
+            for job_id in await self._backends.catalog.erasing.cancel(ids):
+                await self._tell(JobCancelled(job_id))
 
     async def _erase_rows(self, found: Erased, ids: Sequence[str]) -> None:
         catalog = self._backends.catalog
         entries = list((await catalog.entries.by_ids(ids)).values())
-        counted = await catalog.erasing.erase(ids)
-        found.add(counted)
+        found.add(await catalog.erasing.unlink(ids))
+        found.add(await catalog.erasing.erase(ids))
         for entry in entries:
             for state in entry.states:
                 self.held.take(state)
@@ -113,14 +130,13 @@ class Erasing(Removals):
         if entries:
             await self._tell_evicted([entry.id for entry in entries])
             self._show_sizes(more=-len(entries))
-        found.add(await catalog.erasing.unlink(ids))
 
     async def _erase_blobs(self, found: Erased, ids: Sequence[str]) -> None:
         wanted = set(ids)
         for kind in KINDS:
             prefixes = [f"{kind}{job_id}" for job_id in ids] if len(ids) <= FEW else [kind]
             for prefix in prefixes:
-                async for page in pages(self._backends.blobs.list(prefix)):
+                async for page in pages(self._backends.blobs.list(prefix), LISTED):
                     own = [blob for blob in page if job_of(blob.key) in wanted]
                     await self._backends.blobs.delete([blob.key for blob in own])
                     if own:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from shared.blobs import BlobInfo
+from shared.blobs import pages
 from shared.runtime.clock import Clock
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, log
@@ -30,7 +30,7 @@ class Findings:
     due: int = 0
     """Blobs whose quarantine is over."""
     erased: int = 0
-    """Leftovers of purged entries; they skip the quarantine."""
+    """Leftovers of erased jobs and purged entries; they skip the quarantine."""
     deleted: int = 0
     held: str = ""
     """The one of REASONS for which the due blobs stay; empty if they may be deleted."""
@@ -100,11 +100,11 @@ class Collector:
         return found
 
     async def _survey(self, only_look: bool) -> Findings:
-        """Mark unreferenced blobs, and delete leftovers of purged entries, which skip the quarantine."""
+        """Mark unreferenced blobs, and delete leftovers of erasures and purges, which skip the quarantine."""
         custody, found = self._backends.catalog.custody, Findings()
         began_at, old = await custody.now(), self._clock.now() - self._grace_s
         for kind in KINDS:
-            async for page in pages(self._backends.blobs.list(kind)):
+            async for page in pages(self._backends.blobs.list(kind), AT_ONCE):
                 unnamed = await self._unnamed([blob.key for blob in page if blob.modified_at < old])
                 jobs = await custody.erased(sorted({job_of(key) for key in unnamed}), self._grace_s) if unnamed else ()
                 erased = [key for key in unnamed if job_of(key) in jobs]
@@ -139,15 +139,3 @@ class Collector:
         # a job that finished between the two queries names its blobs now
         named = await catalog.entries.referenced(idle)
         return [key for key in idle if key not in named]
-
-
-async def pages(blobs: AsyncIterator[BlobInfo]) -> AsyncIterator[list[BlobInfo]]:
-    """Yield the blobs in lists of at most AT_ONCE."""
-    page: list[BlobInfo] = []
-    async for blob in blobs:
-        page.append(blob)
-        if len(page) == AT_ONCE:
-            yield page
-            page = []
-    if page:
-        yield page

@@ -38,7 +38,7 @@ from shared.models.card_lookup import served_card
 from shared.runtime.audit import Outcome, recorded
 from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
-from shared.service.door import actor_of
+from shared.service.door import actor_of, calling
 from shared.service.leadership import Leadership
 
 
@@ -105,6 +105,7 @@ class CacheMaintainerService(Upkeep, pb_grpc.CacheMaintainerServiceServicer):
             check=self._leadership.check,
             pictures=window_of(settings, [one for one in states if one.is_picture]),
             pictures_of=self._pictures_of,
+            end_checks=self._checks.end_all,
         )
         for entry_id, size in (await context.backends.catalog.entries.mask_sizes()).items():
             self.cache.held.masks.put(entry_id, size)
@@ -116,7 +117,8 @@ class CacheMaintainerService(Upkeep, pb_grpc.CacheMaintainerServiceServicer):
         )
         self._leads = True
         # the cache must free space even when one of these steps fails on a full disk; `collect` retries what failed
-        for work in (self.catch_up, self.cache.shrink, self.cache.measure, self._doubt_newest):
+        works = (self.cache.recall_erasures, self.catch_up, self.cache.shrink, self.cache.measure, self._doubt_newest)
+        for work in works:
             await self._work.guarded(work)
         self._tasks = [
             asyncio.create_task(self._batches()),
@@ -261,10 +263,9 @@ class CacheMaintainerService(Upkeep, pb_grpc.CacheMaintainerServiceServicer):
         return pb.PurgeResponse(entries=removed.entries, states=removed.states, bytes=removed.bytes)
 
     async def Erase(self, request: pb.EraseRequest, context: Any) -> pb.EraseResponse:
-        with self._recorded(context, "erase", target_of(request), request.actor) as outcome:
+        with self._recorded(context, "erase", target_of(request), _asked_by(request, context)) as outcome:
             self._check_leads()
             job_ids = await jobs_to_erase(request, self._backends.catalog.erasing)
-            await self._checks.end_all()
             erased = await self.cache.erase(job_ids)
             outcome.said = f"jobs: {erased.removed.get('jobs', (0, 0))[0]}{', a part failed' if erased.left else ''}"
         return pb.EraseResponse(erasure=erasure(erased))
@@ -289,3 +290,12 @@ class CacheMaintainerService(Upkeep, pb_grpc.CacheMaintainerServiceServicer):
                 return pb.InspectResponse(entries=[shown(await entries.get(request.entry_id), self.cache.held)])
             page, after = await entries.page(min(request.page_size or 20, PAGE), request.page_token)
         return pb.InspectResponse(entries=[shown(entry, self.cache.held) for entry in page], next_page_token=after)
+
+
+def _asked_by(request: pb.EraseRequest, context: Any) -> str:
+    """Return who asked, for the audit log: the caller that a gateway names, beside a gateway's address outside of this
+    process. A caller with a key speaks for itself."""
+    peer = actor_of(context)
+    if not request.actor or calling().subject:
+        return peer
+    return request.actor if context.peer().startswith("unix:") else f"{request.actor}, says {peer}"

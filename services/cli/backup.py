@@ -15,13 +15,14 @@ import typer
 from services.cli.display.words import counted, sized, wide
 from services.cli.embedded import settings_from
 from services.cli.maintainer import require_data_dir
+from shared.blobs import BlobInfo, Blobs, open_blobs, pages
 from shared.domain.errors import BlobCorruptError, BlobMissingError, ConfigurationError, InvalidRequestError
-from shared.runtime.audit import local_actor, recorded
+from shared.runtime.audit import local_actor, record, recorded
+from shared.runtime.clock import SystemClock
 from shared.runtime.datadir import lock_data_dir, private_folder
 from shared.runtime.settings import Settings
 
 if TYPE_CHECKING:  # the catalog's imports take a second that --help need not wait for
-    from shared.blobs import BlobInfo, Blobs
     from shared.service.pairing import Seal
 
 AT_ONCE = 16
@@ -42,8 +43,9 @@ def backup(
 ) -> None:
     """Copy the catalog, then the blobs, to a folder, while Afterimage serves.
 
-    The folder is a mirror: what was erased, evicted or expired leaves it with the next backup. At every moment it holds
-    a backup that can be restored. PostgreSQL needs `pg_dump` on PATH.
+    The folder is a mirror: what was erased, evicted or expired leaves it with the next backup. What the store lost, and
+    the catalog still names, stays. At every moment it holds a backup that can be restored. PostgreSQL needs `pg_dump`
+    on PATH.
 
     Example: afterimage backup /mnt/backup/afterimage
     """
@@ -66,8 +68,8 @@ def restore(
     """
     settings = settings_from(data_dir=data_dir)
     done = asyncio.run(restored(settings, folder))
-    with recorded(settings.data_dir, actor=local_actor(), action="restore", target=str(folder)):
-        _say(done, f"restored from {folder}")
+    record(settings.data_dir, actor=local_actor(), action="restore", target=str(folder))
+    _say(done, f"restored from {folder}")
 
 
 def _say(done: Copied, what: str) -> None:
@@ -76,8 +78,9 @@ def _say(done: Copied, what: str) -> None:
     out.print(f"{what}: the catalog and {counted(done.blobs.total(), 'blob')} ({each or 'none'}), {sized(done.bytes)}")
     if done.same or done.gone:
         out.print(f"{done.same} were there already, {done.gone} left the backup")
-    if done.corrupt:
-        out.print(f"not copied, because damaged: {', '.join(done.corrupt[:5])}{' …' if done.corrupt[5:] else ''}")
+    for said, keys in (("not copied, because damaged", done.corrupt), ("lost by the store, kept here", done.missing)):
+        if keys:
+            out.print(f"{said}: {', '.join(keys[:5])}{f' … ({len(keys)})' if keys[5:] else ''}")
 
 
 class Copied:
@@ -88,6 +91,8 @@ class Copied:
         """Copied blobs by kind."""
         self.bytes = self.same = self.gone = 0
         self.corrupt: list[str] = []
+        self.missing: list[str] = []
+        """Blobs that a row names and the backup has, and the store no longer."""
 
     async def copy(self, source: Blobs, target: Blobs, blob: BlobInfo) -> None:
         """Copy one blob, whose hash is checked. A blob that was deleted meanwhile, or is damaged, is left out."""
@@ -104,30 +109,36 @@ class Copied:
 
 
 async def back_up(settings: Settings, folder: Path, *, states: bool = True) -> Copied:
-    """Copy catalog and blobs to the folder. Raises ConfigurationError for a folder with another catalog's backup.
+    """Copy catalog and blobs to the folder. Raises ConfigurationError for a folder with another catalog's backup, and
+    InvalidRequestError for one where a backup would overwrite what it copies.
 
     The catalog comes first: what is missing then was deleted while the copy ran, and what is too much goes through the
     quarantine. Blobs first would lose images of jobs that ended meanwhile. Only once all blobs are there, the new
-    catalog replaces the former one, and what the store no longer has leaves the folder.
+    catalog replaces the former one, and what neither store nor catalog has leaves the folder.
     """
     from shared.catalog.dump import dump, dump_name
     from shared.service.pairing import read_seal
 
+    name = dump_name(settings.catalog_url)
+    _check_apart(settings, folder)
     private_folder(folder)
     done, left_out = Copied(), (*LEFT_OUT, *(() if states else (STATES,)))
     async with _stores(settings, folder) as (blobs, kept):
         _check_same(await read_seal(blobs), await read_seal(kept), folder)
-        name = dump_name(settings.catalog_url)
         await dump(settings.catalog_url, folder / f"{name}.new")
         there = {blob.key: blob async for blob in kept.list()}
-        async for page in _pages(blobs, left_out):
+        async for listed in pages(blobs.list(), AT_ONCE):
+            page = [blob for blob in listed if not blob.key.startswith(left_out)]
             new = [blob for blob in page if not _same(blob, there.pop(blob.key, None))]
             done.same += len(page) - len(new)
             await asyncio.gather(*(done.copy(blobs, kept, blob) for blob in new))
+        named = await _named(settings.catalog_url, [key for key in there if not key.startswith(left_out)])
+        await asyncio.to_thread(os.sync)  # a power cut must not keep the new name without what the catalog names
         (folder / f"{name}.new").rename(folder / name)
-        await kept.delete(sorted(there))
-        done.gone = len(there)
-    await asyncio.to_thread(os.sync)
+        await asyncio.to_thread(os.sync)
+        done.missing = sorted(named)
+        done.gone = len(there) - len(named)
+        await kept.delete(sorted(there.keys() - named))
     return done
 
 
@@ -151,10 +162,41 @@ async def restored(settings: Settings, folder: Path) -> Copied:
         async with _stores(settings, folder) as (blobs, kept):
             seal = await read_seal(blobs)
             _check_same(await read_seal(kept), seal, settings.blobs_url.partition("?")[0])
-            async for page in _pages(kept, ()):
+            async for page in pages(kept.list(), AT_ONCE):
                 await asyncio.gather(*(done.copy(kept, blobs, blob) for blob in page))
+        await asyncio.to_thread(os.sync)
         await load(settings.catalog_url, file)
+        await asyncio.to_thread(os.sync)
     return done
+
+
+def _check_apart(settings: Settings, folder: Path) -> None:
+    """Raise InvalidRequestError for a folder that is, holds or lies in one of the data: both have the same file
+    names."""
+    from shared.catalog.engines.opening import place_of
+    from shared.service.pairing import places_of
+
+    data = [settings.data_dir]
+    if settings.catalog_url.startswith("sqlite"):
+        data.append(Path(place_of(settings.catalog_url)).parent)
+    if settings.blobs_url.startswith("file:"):
+        data.append(Path(places_of(settings).store))
+    own = folder.resolve()
+    for one in (path.resolve() for path in data):
+        if own.is_relative_to(one) or one.is_relative_to(own):
+            raise InvalidRequestError("folder", f"must lie outside of the data in {one}", str(folder))
+
+
+async def _named(catalog_url: str, keys: list[str]) -> set[str]:
+    """Return those of the blobs that a row of the catalog names."""
+    from shared.catalog.engines.opening import open_database
+    from shared.catalog.entries.entries import Entries
+
+    database = open_database(catalog_url, SystemClock())
+    try:
+        return await Entries(database).referenced(keys)
+    finally:
+        await database.close()
 
 
 def _check_same(source: Seal | None, target: Seal | None, place: object) -> None:
@@ -170,21 +212,9 @@ def _same(blob: BlobInfo, kept: BlobInfo | None) -> bool:
     return kept is not None and kept.bytes == blob.bytes and kept.modified_at >= blob.modified_at
 
 
-async def _pages(blobs: Blobs, left_out: tuple[str, ...]) -> AsyncIterator[list[BlobInfo]]:
-    page: list[BlobInfo] = []
-    async for blob in blobs.list():
-        if not blob.key.startswith(left_out or ("/",)):  # no key begins with a slash
-            page.append(blob)
-        if len(page) == AT_ONCE:
-            yield page
-            page = []
-    yield page
-
-
 @contextlib.asynccontextmanager
 async def _stores(settings: Settings, folder: Path) -> AsyncIterator[tuple[Blobs, Blobs]]:
     """Open the blob store of the settings, and that of the backup."""
-    from shared.blobs import open_blobs
     from shared.service.backends import blobs_of
 
     async with contextlib.AsyncExitStack() as opened:

@@ -114,7 +114,7 @@ async def connected(
         raise NothingListensError(f"{why}; start it with {start}" + ("" if target else ", or name it with --target"))
     if why is not None:
         raise why
-    _must_be_of(data_dir, target, address)
+    must_be_of(data_dir, target, address)
     say_asked(address)
     async with AsyncClient(address, tenant=tenant) as client:
         yield client
@@ -143,7 +143,7 @@ async def connected_or_embedded(
     if why is not None and not isinstance(why, NothingListensError):
         raise why
     if why is None:
-        _must_be_of(data_dir, target, address)
+        must_be_of(data_dir, target, address)
         say_asked(address)
         with _address_named(address):
             async with AsyncClient(address, tenant=tenant) as client:
@@ -176,7 +176,7 @@ def _address_named(address: str) -> Iterator[None]:
         raise
 
 
-def _must_be_of(data_dir: Path | None, target: str | None, address: str) -> None:
+def must_be_of(data_dir: Path | None, target: str | None, address: str) -> None:
     """Raise ConfigurationError when the user named a data directory and no running process is known to work in it."""
     if data_dir is None or target or found_running(data_dir):
         return

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from protos import cache_maintainer_pb2, gateway_pb2
 from protos.gateway_pb2_grpc import GatewayServiceStub
-from services.cli.connection import address_of, say_asked
+from services.cli.connection import address_of, must_be_of, say_asked
 from services.cli.display.words import sized, wide
 from services.cli.embedded import settings_from
 from services.cli.maintainer import ask_maintainer
@@ -28,11 +28,12 @@ def erase(
     user: Annotated[
         str | None,
         typer.Option(
-            help="All of this user: the subject of a key, `subject/label`, or the label of callers without one."
+            help="All of this user: the subject of a key, or `subject/label`; and the same label without a key."
         ),
     ] = None,
     tenant: Annotated[
-        str | None, typer.Option(help="Tenant of the user; without --user, all of the tenant. [default: default]")
+        str | None,
+        typer.Option(help="Tenant of the user; without --user, all of the tenant. [default: the key's, or default]"),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Erase without a question.")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Data directory of the Afterimage that has the data.")] = None,
@@ -52,11 +53,11 @@ def erase(
     if bool(job) == bool(user or tenant):
         raise InvalidRequestError("erase", "give --job, --user with or without --tenant, or --tenant")
     chosen: dict[str, Any] = {"job_id": job} if job else {"user": user} if user else {"whole_tenant": True}
-    named = (
-        f"job {job}" if job else " of ".join(filter(None, (user and f"user {user}", f"tenant {tenant or 'default'}")))
-    )
+    by_key = bool(bearer()) and not settings_from(data_dir=data_dir).cache_maintainer_address
+    of = f"tenant {tenant}" if tenant else "the key's tenant" if by_key else "tenant default"
+    named = f"job {job}" if job else f"user {user} of {of}" if user else of
     question = "" if yes else f"Erase {named}? Prompts, images and cache entries go from every store, for good."
-    if bearer() and not settings_from(data_dir=data_dir).cache_maintainer_address:
+    if by_key:
         found = asyncio.run(_ask_gateway(chosen | {"tenant": tenant or ""}, data_dir, target, question))
     else:
         asked = cache_maintainer_pb2.EraseRequest(**chosen, tenant="" if job else tenant or "default")
@@ -75,6 +76,7 @@ def erase(
 
 async def _ask_gateway(chosen: dict[str, Any], data_dir: Path | None, target: str | None, question: str) -> Any:
     address = address_of(target, settings_from(data_dir=data_dir))
+    must_be_of(data_dir, target, address)
     say_asked(address)
     if question:
         typer.confirm(question, abort=True)

@@ -1,4 +1,5 @@
-"""Whose data a caller may erase: its own jobs, as a tenant's admin those of the tenant, as an operator everybody's."""
+"""Whose data a caller may erase: its own jobs, as a tenant's admin those of the tenant, as an operator everybody's.
+A caller without a key may erase jobs of callers without a key."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ async def to_erase(
 
     actor: the caller, for the audit log.
     """
-    what, operator = request.WhichOneof("what"), Role.OPERATOR in who.roles
+    what, operator = request.WhichOneof("what"), Role.OPERATOR in who.roles and bool(who.subject)
     if what is None:
         raise InvalidRequestError("what", "must be exactly one of job_id, user and whole_tenant=true (got none)")
     asked = cache_maintainer_pb2.EraseRequest(actor=actor, **{what: getattr(request, what)})
@@ -35,6 +36,13 @@ async def to_erase(
         needed = Role.TENANT_ADMIN if asked.tenant == caller.tenant else Role.OPERATOR
         raise PermissionDeniedError(f"Erase: the data of a user or a tenant needs a key with the role {needed}")
     return asked
+
+
+def target_of(request: gateway_pb2.EraseRequest) -> str:
+    """Return what a caller asked to erase, for the audit log."""
+    what = request.WhichOneof("what")
+    said = f"{what} {getattr(request, what)}" if what else "nothing"
+    return f"{said} of tenant {request.tenant}" if request.tenant else said
 
 
 async def _check_own(job_id: str, caller: Caller, catalog: Catalog, settings: Settings) -> None:

@@ -14,7 +14,7 @@ from protos import gateway_pb2 as pb
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from protos.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
 from services.gateway.erasing import TIMEOUT_S as ERASE_S
-from services.gateway.erasing import to_erase
+from services.gateway.erasing import target_of, to_erase
 from services.gateway.http.server import HttpServer
 from services.gateway.intake import Intake
 from services.gateway.own_jobs import note_admin, own_job
@@ -25,12 +25,11 @@ from services.gateway.sweeper import Sweeper
 from services.gateway.uploads import Receiving
 from services.gateway.validation import Caller, Models, caller_of, image_count, page_size, page_token
 from shared.bus.hints import Hints
-from shared.domain.errors import AfterimageError
+from shared.domain.errors import AfterimageError, PermissionDeniedError
 from shared.domain.messages import DataErased, Message, WorkerReported
 from shared.domain.types import Job, JobState
 from shared.models import ModelCard, of_images, served_cards
 from shared.runtime import rpc
-from shared.runtime.audit import record
 from shared.runtime.own_version import own_version
 from shared.runtime.rpc_types import state_from_proto
 from shared.runtime.settings import Settings
@@ -185,8 +184,9 @@ class GatewayService(GatewayServiceServicer):
         place, who, actor = self._context, calling(), actor_of(context)
         try:
             asked = await to_erase(request, _caller(context), who, actor, place.backends.catalog, place.settings)
-        except AfterimageError as error:
-            record(place.settings.data_dir, actor=actor, action="refused Erase", outcome=error.code)
+        except PermissionDeniedError as error:
+            if place.door is not None:
+                place.door.note_refused(actor, "Erase", error.code, target_of(request))
             raise
         stub: Any = CacheMaintainerServiceStub(place.channel("cache_maintainer"))
         reply = await rpc.call(stub.Erase, asked, timeout_s=ERASE_S)

@@ -28,7 +28,7 @@ SURE = 3.0
 
 
 @lru_cache(maxsize=8192)
-def _parts(prompt: str) -> tuple[Words, frozenset[tuple[str, str]]]:
+def parts_of(prompt: str) -> tuple[Words, frozenset[tuple[str, str]]]:
     """Return a prompt's distinct words, and its distinct pairs of neighbouring words."""
     words = normalised(prompt).split()
     return frozenset(words), frozenset(pairwise(words))
@@ -45,8 +45,8 @@ def features(near: Sequence[Near], knots: Sequence[float], places: Mapping[str, 
     rows_of: list[int] = []
     place_of = places.get
     for row, one in enumerate(near):
-        before, order = _parts(one.prompt_before)
-        after, other_order = _parts(one.prompt_after)
+        before, order = parts_of(one.prompt_before)
+        after, other_order = parts_of(one.prompt_after)
         same = len(before & after)
         removed, added, orders = len(before) - same, len(after) - same, len(order & other_order)
         union, every = same + removed + added, len(order) + len(other_order) - orders

@@ -18,12 +18,14 @@ from services.retriever.checked_bound import checked
 from services.retriever.deadline import Deadline, meet
 from services.retriever.entry_reader import EntryReader
 from services.retriever.figures import count_plan
+from services.retriever.learned import parts_of
 from services.retriever.lookup import Lookup
 from services.retriever.named_start import from_named_job, lead_from, source_of
 from services.retriever.planning import hash_uniform, options_of
 from services.retriever.policies import bound_of
 from services.retriever.question import Question, Rules, choices_of
 from services.retriever.refiners import refiners_of
+from services.retriever.relation import normalised
 from services.retriever.sooner import runs_in_order
 from services.retriever.tables import Known, Tables
 from shared.bus import Subscription
@@ -80,6 +82,8 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
                 self._entries.remembered.forget((*ids, *holes))
             case DataErased():
                 self._backends.catalog.erasing.forget()
+                normalised.cache_clear()
+                parts_of.cache_clear()
                 await self._after_gap()
             case _:
                 return

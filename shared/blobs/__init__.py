@@ -69,6 +69,18 @@ class Blobs(Protocol):
     async def close(self) -> None: ...
 
 
+async def pages(blobs: AsyncIterator[BlobInfo], size: int) -> AsyncIterator[list[BlobInfo]]:
+    """Yield the blobs in lists of at most `size`."""
+    page: list[BlobInfo] = []
+    async for blob in blobs:
+        page.append(blob)
+        if len(page) == size:
+            yield page
+            page = []
+    if page:
+        yield page
+
+
 def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 

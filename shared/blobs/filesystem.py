@@ -193,10 +193,11 @@ class FilesystemBlobs:
         folders = [folder]
         while folders:
             under = folders.pop()
-            try:
-                names = os.scandir(self._root / under)
-            except OSError:  # the folder is gone, or is a file
-                continue
+            with _told(f"{self._root / under}: cannot be listed"):  # a folder that is left out would look empty
+                try:
+                    names = os.scandir(self._root / under)
+                except (FileNotFoundError, NotADirectoryError):
+                    continue
             with names:
                 for one in names:
                     key = f"{under}/{one.name}" if under else one.name

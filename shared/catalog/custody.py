@@ -92,6 +92,12 @@ def _erased(connection: sa.Connection, job_ids: Sequence[str], for_s: float) -> 
     return among(connection, erasures.c.job_id, job_ids, erasures.c.at <= _now(connection) - for_s)
 
 
+def _erased_since(connection: sa.Connection, for_s: float) -> list[str]:
+    lately = sa.select(erasures.c.job_id).where(erasures.c.at > _now(connection) - for_s)
+    ids = set(connection.execute(lately).scalars())
+    return sorted(ids - _known(connection, sorted(ids)))
+
+
 def _end_pass(connection: sa.Connection, began_at: float, keep_erasures_s: float) -> None:
     connection.execute(sa.delete(quarantine).where(q.seen_at < began_at))
     connection.execute(sa.delete(erasures).where(erasures.c.at < began_at - keep_erasures_s))
@@ -161,6 +167,11 @@ class Custody:
     async def erase(self, job_ids: Sequence[str]) -> None:
         """Let the unreferenced leftovers of these jobs' blobs skip the quarantine."""
         await self._database.write(_erase, job_ids)
+
+    async def erased_since(self, for_s: float) -> list[str]:
+        """Return the jobs that were erased in the last `for_s`, without those that still have a row: of a purge, the
+        entries alone went."""
+        return await self._database.read(_erased_since, for_s)
 
     async def erased(self, job_ids: Sequence[str], for_s: float) -> set[str]:
         """Return the given jobs that were erased at least `for_s` ago."""

@@ -20,7 +20,7 @@ from shared.domain.types import JobState, PlanSource, to_json
 
 PAGE = 500
 FEW = 16
-"""Ids up to which the database searches the plans for each; of more, every plan is read."""
+"""Ids up to which the database searches the plans for each; of more, every plan leaves the database."""
 Counts = dict[str, tuple[int, int]]
 """Kind → (count, bytes)."""
 
@@ -72,27 +72,39 @@ def _erase(connection: sa.Connection, job_ids: Sequence[str]) -> Counts:
 
 def _unlink_entries(connection: sa.Connection, job_ids: Sequence[str]) -> int:
     changed = 0
-    for some in chunks(job_ids):
-        for column in (e.root, e.background_root):
-            query = sa.update(entries).where(column.in_(some)).values({column.name: ""})
-            changed += connection.execute(query).rowcount
+    for column in (e.root, e.background_root):
+        query = sa.update(entries).where(column.in_(job_ids), e.id.not_in(job_ids)).values({column.name: ""})
+        changed += connection.execute(query).rowcount
     return changed
 
 
-def _unlink_jobs(connection: sa.Connection, job_ids: set[str], after: str) -> tuple[int, int, str]:
-    """Blank the erased entries in the next plans. Return the numbers of changed plans and of results that were an
-    erased image, and the place to continue from; empty at the end."""
-    query = sa.select(jobs).where(c.id > after).order_by(c.id).limit(PAGE)
-    if len(job_ids) <= FEW:
-        query = query.where(sa.or_(*(c.plan.contains(job_id, autoescape=True) for job_id in job_ids)))
-    rows = connection.execute(query).all()
+def _naming(connection: sa.Connection, gone: set[str], after: str) -> tuple[list[str], str]:
+    """Return the next jobs whose plan names an erased entry, and the place to continue from; empty at the end."""
+    plan: Any = c.plan
+    if len(gone) <= FEW:
+        plan = sa.case((sa.or_(*(c.plan.contains(one, autoescape=True) for one in gone)), c.plan), else_="")
+    rows = connection.execute(sa.select(c.id, plan).where(c.id > after).order_by(c.id).limit(PAGE)).all()
+    named = [row[0] for row in rows if row[0] not in gone and not gone.isdisjoint(ids_in(row[1]))]
+    return named, rows[-1][0] if len(rows) == PAGE else ""
+
+
+def _unlink_jobs(connection: sa.Connection, gone: set[str], job_ids: Sequence[str]) -> tuple[int, int]:
+    """Blank the erased entries in these jobs' plans. Return the numbers of changed plans, and of results that were an
+    erased image."""
+    rows = connection.execute(sa.select(jobs).where(c.id.in_(job_ids))).all()
     plans = repeats = 0
-    for row, changed in _changed(rows, job_ids):
+    for row, changed in _changed(rows, gone):
         same = c.id == row.id, c.plan == row.plan  # a worker may have written the plan that it ran
         if connection.execute(sa.update(jobs).where(*same).values(changed)).rowcount:
             plans += 1
             repeats += "result" in changed
-    return plans, repeats, rows[-1].id if len(rows) == PAGE else ""
+    return plans, repeats
+
+
+def _runs(connection: sa.Connection, older: str) -> bool:
+    begun = sa.or_(c.state == JobState.RUNNING.value, c.checkpoint_key.is_not(None))
+    query = sa.select(c.id).where(begun, c.state.not_in(_ENDED), c.id < older).limit(1)
+    return connection.execute(query).first() is not None
 
 
 def _changed(rows: Sequence[Any], job_ids: set[str]) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -102,7 +114,7 @@ def _changed(rows: Sequence[Any], job_ids: set[str]) -> Iterator[tuple[Any, dict
             continue
         try:
             job = job_of(row)
-        except UnreadableRowError:  # of another version, which blanks it
+        except UnreadableRowError:  # of another version: the row stays as it is
             continue
         values: dict[str, Any] = {"plan": to_json(without_entries(job.plan, named)).decode()}
         if job.result is not None and job.plan.source is PlanSource.EXACT and job.plan.entry_id in named:
@@ -149,8 +161,17 @@ class Erasing:
 
     async def unlink(self, job_ids: Sequence[str]) -> Counts:
         """Blank these entries in the plans and lineage of all others, and the results that were their images."""
-        links, repeats, after, more = await self._database.write(_unlink_entries, job_ids), 0, "", bool(job_ids)
+        links, repeats, gone, after, more = 0, 0, set(job_ids), "", bool(job_ids)
+        for some in chunks(job_ids):
+            links += await self._database.write(_unlink_entries, some)
         while more:
-            plans, results, after = await self._database.write(_unlink_jobs, set(job_ids), after)
-            links, repeats, more = links + plans, repeats + results, bool(after)
+            named, after = await self._database.read(_naming, gone, after)
+            if named:  # only these are written: other writers wait briefly
+                plans, results = await self._database.write(_unlink_jobs, gone, named)
+                links, repeats = links + plans, repeats + results
+            more = bool(after)
         return {"links": (links, 0), "repeats": (repeats, 0)}
+
+    async def runs(self, older: str) -> bool:
+        """Return whether a job that is older than this id runs, or will go on from its checkpoint."""
+        return await self._database.read(_runs, older)

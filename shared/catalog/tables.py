@@ -268,7 +268,7 @@ quarantine = sa.Table(
 )
 
 erasures = sa.Table(
-    # jobs whose entries were purged: leftovers of their blobs skip the quarantine
+    # jobs that were erased, or whose entries were purged: leftovers of their blobs skip the quarantine
     "erasures",
     METADATA,
     sa.Column("job_id", sa.String(64), primary_key=True),

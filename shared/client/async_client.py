@@ -287,7 +287,8 @@ class AsyncClient:
     async def erase(self, job_id: str, *, timeout_s: float = 60.0) -> None:
         """Erase the job with its prompt, its image and its cache entry, for good; NotFoundError if there is none.
 
-        Raises UnavailableError when a store failed: what is left is erased later, or by a second call.
+        Raises UnavailableError when a store failed: the server erases what is left later, by itself. A second call
+        raises NotFoundError once the job's row is gone.
         """
         reply = await self._call(self._stub.Erase, gateway_pb2.EraseRequest(job_id=job_id), timeout_s)
         if reply.erasure.left:

@@ -145,9 +145,10 @@ def subject_of(user: str) -> str:
 
 
 def is_user(stored: str, named: str) -> bool:
-    """Return whether a stored user is the named one: a subject with all its labels, one `subject/label`, or the label
-    of an anonymous caller."""
-    return stored in (named, f"{_SUBJECT}{named}") or stored.startswith(f"{_SUBJECT}{named}/")
+    """Return whether a stored user is the named one: a subject with all its labels, or one `subject/label`.
+    The same label of an anonymous caller counts, too."""
+    every_label = "/" not in named and stored.startswith(f"{_SUBJECT}{named}/")
+    return every_label or stored in (named, f"{_SUBJECT}{named}")
 
 
 def same_caller(tenant: str, user: str, other_tenant: str, other_user: str) -> bool:

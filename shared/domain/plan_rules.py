@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from shared.domain.ids import ids_in
 from shared.domain.messages import lane_of, refine_lane
 from shared.domain.types import Entry, Modality, ModelPlan, Plan, PlanSource, Request, Source
 from shared.models.card import ModelCard
@@ -106,6 +107,16 @@ def without_entries(plan: Plan, gone: Collection[str], said_of: str = ERASED) ->
     def kept(entry_id: str, text: str) -> str:
         return "" if entry_id in gone else text
 
+    def own(key: str) -> bool:
+        return ids_in(key).isdisjoint(gone)
+
+    def source(one: Source) -> Source:
+        """Blank the blob, too, of a repeat: its image is that of the job which it repeats."""
+        return Source("") if one.entry_id in gone else one if own(one.key) else replace(one, key="", sha256="")
+
+    lead = plan.lead
+    if lead is not None and (lead.job_id in gone or not own(lead.key)):
+        lead = replace(lead, job_id=kept(lead.job_id, lead.job_id), key="", sha256="")
     return replace(
         plan,
         candidates=tuple(
@@ -119,10 +130,10 @@ def without_entries(plan: Plan, gone: Collection[str], said_of: str = ERASED) ->
             )
             for one in plan.candidates
         ),
-        sources=tuple(Source("") if one.entry_id in gone else one for one in plan.sources),
+        sources=tuple(map(source, plan.sources)),
         root=kept(plan.root, plan.root),
         background_root=kept(plan.background_root, plan.background_root),
-        lead=replace(plan.lead, job_id="", key="", sha256="") if plan.lead and plan.lead.job_id in gone else plan.lead,
+        lead=lead,
         reason=said(plan.reason),
         degraded=tuple(map(said, plan.degraded)),
         fallback=plan.fallback and without_entries(plan.fallback, gone, said_of),

@@ -184,22 +184,23 @@ class Door(grpc.aio.ServerInterceptor):
                 self._buckets.take(key, time.monotonic())
             if not who.roles & needed:
                 error = PermissionDeniedError(f"{call[:100]}: needs a key with the role {' or '.join(sorted(needed))}")
-                self._note_refused(who, needed, call, error.code)
+                if needed == {Role.OPERATOR}:
+                    self.note_refused(f"{who.tenant}/{who.subject}", call, error.code)
                 raise error
         except (UnauthenticatedError, PermissionDeniedError, RateLimitError) as error:
             self._refused(error, call)
             raise
         return who
 
-    def _note_refused(self, who: Principal, needed: frozenset[Role], call: str, outcome: str) -> None:
-        """Record who was refused an operator's method: at most AUDITED lines in LOG_EVERY_S seconds."""
+    def note_refused(self, actor: str, call: str, outcome: str, target: str = "") -> None:
+        """Record who was refused an operator's method, or an erasure: at most AUDITED lines in LOG_EVERY_S seconds."""
         now = time.monotonic()
         if now >= self._audit_at:
             self._audited, self._audit_at = 0, now + LOG_EVERY_S
-        if needed == {Role.OPERATOR} and self._audited < AUDITED:
+        if self._audited < AUDITED:
             self._audited += 1
-            actor = f"{who.tenant}/{who.subject}"
-            record(self._settings.data_dir, actor=actor, action=f"refused {call[:100]}", outcome=outcome)
+            action = f"refused {call[:100]}"
+            record(self._settings.data_dir, actor=actor, action=action, target=target, outcome=outcome)
 
     def count(self, key: ApiKey, call: str) -> None:
         """Count one call of a live key that `principal` did not let in. Raises RateLimitError above its rate."""

@@ -129,3 +129,21 @@ def test_no_key_lives_for_ever_by_a_number_that_is_none(
         assert done.exit_code != 0
         assert not done.stdout.startswith("aik_")
         assert isinstance(done.exception, InvalidRequestError)
+
+
+async def test_who_erases_cannot_pass_for_another(settings: Settings) -> None:
+    key, text = issued(principal_of("acme", "ops", [Role.OPERATOR]))
+    catalog = await open_catalog(settings.catalog_url)
+    await catalog.keys.add(key)
+    await catalog.close()
+    async with (
+        running([CacheMaintainerService()], settings) as process,
+        grpc.aio.insecure_channel(process.address) as channel,
+    ):
+        stub: Any = CacheMaintainerServiceStub(channel)
+        asked = pb.EraseRequest(whole_tenant=True, tenant="acme", actor="acme/alice")
+        for given in ((("authorization", f"Bearer {text}"),), ()):
+            await rpc.call(stub.Erase, asked, timeout_s=10.0, metadata=given)
+    first, second = (one["actor"] for one in _lines(settings.data_dir) if one["action"] == "erase")
+    assert first == "acme/ops"
+    assert second.startswith("acme/alice, says anonymous at ipv4:127.0.0.1:")

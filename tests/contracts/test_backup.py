@@ -170,3 +170,32 @@ async def test_a_damaged_blob_is_named_and_its_good_copy_stays(tmp_path: Path) -
     assert done.gone == 0
     two = Place(Settings(data_dir=tmp_path / "two"))
     assert not (await restored(two.settings, tmp_path / "backup")).corrupt
+
+
+@pytest.mark.parametrize("folder", [".", "data", "data/kept", "link", "apart", "store/blobs"])
+def test_a_backup_into_the_data_is_refused_and_changes_nothing(folder: str, tmp_path: Path) -> None:
+    catalog_url = f"sqlite+aiosqlite:///{tmp_path}/apart/catalog.sqlite3"
+    (tmp_path / "apart").mkdir()
+    one = Place(Settings(data_dir=tmp_path / "data", blobs_url=f"file:{tmp_path}/store", catalog_url=catalog_url))
+    asyncio.run(one.finished())
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    before = {path: path.stat().st_mtime for path in tmp_path.rglob("*")}
+    with pytest.raises(InvalidRequestError, match="must lie outside of the data"):
+        asyncio.run(back_up(one.settings, tmp_path / folder))
+    assert {path: path.stat().st_mtime for path in tmp_path.rglob("*")} == before
+
+
+async def test_a_backup_keeps_its_copy_of_what_the_store_lost(places: tuple[Place, Place], tmp_path: Path) -> None:
+    one, two = places
+    job = await one.finished()
+    assert job.result is not None
+    await back_up(one.settings, tmp_path / "backup")
+    backends = await one.open()
+    await backends.blobs.delete([job.result.picture_key])
+    await backends.close()
+    done = await back_up(one.settings, tmp_path / "backup")
+    assert (done.missing, done.gone) == ([job.result.picture_key], 0)
+    await restored(two.settings, tmp_path / "backup")
+    backends = await two.open()
+    await backends.blobs.get(job.result.picture_key, job.result.picture_sha256)
+    await backends.close()

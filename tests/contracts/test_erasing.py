@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from services.cache_maintainer.cache_writes import Cache
 from services.cache_maintainer.eviction.scored import Lcbfu, StateStore
 from shared.blobs import Blobs
 from shared.bus import open_bus
-from shared.catalog import Catalog
+from shared.catalog import Catalog, tables
 from shared.domain.errors import NotFoundError, UnavailableError
 from shared.domain.exact_repeats import repeat_result
 from shared.domain.ids import new_id
-from shared.domain.types import Candidate, IndexFilter, Job, JobState, Plan, PlanSource, Source
+from shared.domain.messages import DataErased, Message
+from shared.domain.types import Candidate, IndexFilter, Job, JobState, Plan, PlanSource, Source, to_json
 from shared.index import Index
 from shared.runtime.clock import SystemClock
 from shared.service.backends import Backends
@@ -92,10 +96,19 @@ async def test_a_job_leaves_every_store_and_what_others_say_of_it(cache: Cache) 
 
 async def test_a_users_jobs_are_those_of_the_subject_and_its_labels(cache: Cache) -> None:
     erasing = cache._backends.catalog.erasing
-    users = ("key:gone/ann", "key:gone/", "gone", "key:goner/", "key:other/gone", "")
+    users = (
+        "key:gone/ann",
+        "key:gone/",
+        "gone",
+        "key:goner/",
+        "key:other/gone",
+        "",
+        "key:gone/ann/late",
+        "gone/ann/late",
+    )
     made = {user: (await cached(cache, request("a fox", tenant="acme", user=user), seed=3)).id for user in users}
     await cached(cache, request("a fox", tenant="rival", user="gone"), seed=4)
-    assert await erasing.owned("acme", "gone") == sorted(made[user] for user in users[:3])
+    assert await erasing.owned("acme", "gone") == sorted(made[user] for user in (*users[:3], users[6]))
     assert await erasing.owned("acme", "gone/ann") == [made["key:gone/ann"]]
     assert await erasing.owned("acme", None) == sorted(made.values())
     assert await erasing.owned("acme", "gon%") == []
@@ -131,3 +144,95 @@ async def test_a_store_that_is_away_does_not_keep_the_others(cache: Cache, monke
     await cache.index_pending()
     assert not await left(cache, first.id)
     assert not await left(cache, other.id)
+
+
+async def later(cache: Cache, by_s: float = 600.0) -> None:
+    """Let the upkeep repeat what is due when `by_s` seconds are over."""
+    cache._again = [replace(one, at=one.at - by_s) for one in cache._again]
+    await cache.erase_again()
+    await cache.index_pending()
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), UnavailableError("away", retry_after_s=1.0)])
+async def test_an_erasure_that_ends_before_the_rows_go_is_finished_later(
+    cache: Cache, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog, said = cache._backends.catalog, list[Message]()
+    first = await cached(cache, GONE)
+    other = await cached(cache, request("a fox", tenant="acme"), grown(first), seed=2)
+    await cache._backends.bus.subscribe([DataErased], lambda fact: _append(said, fact))
+    with monkeypatch.context() as patch:
+        patch.setattr(catalog.erasing, "erase", _raising(error))
+        with contextlib.suppress(asyncio.CancelledError):
+            assert (await cache.erase([first.id])).left
+    assert first.id not in repr((await catalog.jobs.get(other.id)).plan)
+    assert await catalog.jobs.get(first.id)
+    await later(cache)
+    await asyncio.sleep(0)
+    assert not await left(cache, WORD)
+    assert not await left(cache, first.id)
+    assert {fact.job_ids for fact in said if isinstance(fact, DataErased)} == {(first.id,)}
+
+
+async def test_the_next_leader_repeats_what_was_erased_lately_and_no_purge(cache: Cache) -> None:
+    backends = cache._backends
+    first, purged = await cached(cache, GONE), await cached(cache, request("a fox", tenant="acme"), seed=2)
+    await cache.erase([first.id])
+    await cache.purge(lambda entry: entry.id == purged.id)
+    leader = Cache(backends, StateStore(Lcbfu()), SystemClock(), max_bytes=10**6, grace_s=60.0)
+    await leader.recall_erasures()
+    late = await cached(leader, request("a hen", tenant="acme"), grown(first), seed=3)
+    await backends.blobs.put(f"states/{first.id}/2/5.safetensors", b"late")
+    await later(leader, 60.0)
+    assert not await left(leader, first.id)
+    assert await backends.catalog.jobs.get(purged.id)
+    assert await backends.catalog.jobs.get(late.id)
+
+
+async def test_a_plan_that_a_long_run_writes_is_blanked_when_the_run_has_ended(cache: Cache) -> None:
+    jobs, first = cache._backends.catalog.jobs, await cached(cache, GONE)
+    held = grown(first)
+    runs = replace(first, id=new_id(), request=request("a fox", tenant="acme"), plan=held, state=JobState.QUEUED)
+    await jobs.accept(replace(runs, result=None))
+    assert await jobs.claim(runs.id, "worker", 60.0)
+    await cache.erase([first.id])
+    await later(cache)
+    assert len(cache._again) == 1
+    await jobs.cancel(runs.id)
+    await _write_plan(cache, runs.id, held)
+    assert WORD in await left(cache, WORD)
+    await later(cache)
+    assert not await left(cache, WORD)
+    assert not cache._again
+
+
+async def test_two_erasures_that_fail_at_once_are_both_finished(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, other = await cached(cache, GONE), await cached(cache, request("a fox", tenant="acme"), seed=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "_end_checks", _raising(UnavailableError("away", retry_after_s=1.0)))
+        patch.setattr(cache._backends.index, "remove", _raising(UnavailableError("away", retry_after_s=1.0)))
+        patch.setattr(cache._backends.catalog.custody, "erase", _raising(UnavailableError("away", retry_after_s=1.0)))
+        for erased in await asyncio.gather(cache.erase([first.id]), cache.erase([other.id])):
+            assert {said.partition(":")[0] for said in erased.left} >= {"catalog", "index", "live checks"}
+    assert cache._unerased == {first.id, other.id}
+    await cache.erase_again()
+    assert not cache._unerased
+    assert not await left(cache, first.id)
+    assert not await left(cache, other.id)
+
+
+async def _append(said: list[Message], fact: Message) -> None:
+    said.append(fact)
+
+
+def _raising(error: BaseException) -> Any:
+    async def refuse(*_given: Any) -> None:
+        raise error
+
+    return refuse
+
+
+async def _write_plan(cache: Cache, job_id: str, plan: Plan) -> None:
+    """Write the plan as a worker does at the end of its run."""
+    query = sa.update(tables.jobs).where(tables.jobs.c.id == job_id).values(plan=to_json(plan).decode())
+    await cache._backends.catalog._database.write(lambda connection: connection.execute(query).rowcount)

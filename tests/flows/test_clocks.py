@@ -50,6 +50,7 @@ async def test_a_cache_over_a_clock_ten_minutes_off_keeps_what_it_has(
     encoder = str(tiny.build_clip(tmp_path) / "clip")
     changed = settings.model_copy(
         update={"large": SLOW, "encoder": encoder, "lease_s": 1.0, "sweep_s": 0.2, "call_timeout_s": 10.0}
+        | {"quarantine_s": 0.0}  # or nothing would be deleted, whatever the clock
     )
     async with house(changed, clock=Ahead(seconds)) as it:
         made = await it.generate("a red cube", seed=1)

@@ -87,5 +87,10 @@ async def test_what_is_lost_is_not_found_and_all_else_goes_on(over_postgresql: S
         left = [blob async for blob in it.backends.blobs.list() if lost.job.id in blob.key]
         assert len(left) > 1
         assert found.deleted == 0
+        maintainer._collector._quarantine_s = 0.0  # as three days later: what has a row stays
+        assert (await maintainer._collector.collect(confirmed=True)).deleted >= len(left)
+        assert not [blob async for blob in it.backends.blobs.list() if lost.job.id in blob.key]
+        for kept in (early, again):
+            assert (await it.client.get_picture(kept.job.id)).png == kept.png
     async with house(over_postgresql) as it:
         assert (await it.generate("a red cube on a table", seed=1)).png == early.png

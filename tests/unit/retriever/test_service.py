@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from protos import retriever_pb2 as pb
+from services.retriever.relation import normalised
 from shared.domain.errors import InvalidRequestError, ModelError, UnavailableError
-from shared.domain.messages import EntriesCached, EntriesEvicted
+from shared.domain.messages import DataErased, EntriesCached, EntriesEvicted
 from shared.domain.types import CacheMode, Entry, PlanSource, Scope, Variation, vector_bytes
 from shared.runtime import rpc
 from shared.runtime.rpc_types import request_to_proto
@@ -250,3 +251,12 @@ async def test_the_nearest_entries_that_a_user_may_start_from(noop: Settings) ->
             setattr(wrong, field, value)
             with pytest.raises(InvalidRequestError, match=field):
                 await rpc.call(home.stub.Nearest, wrong, timeout_s=5)
+
+
+async def test_an_erasure_clears_the_prompts_in_memory(noop: Settings) -> None:
+    async with house(noop) as home:
+        await home.cache(request("a red cube"), unit(1))
+        await home.plan(request("a green cube", seed=8), near(unit(1), 0.92))
+        assert normalised.cache_info().currsize
+        await home.service.handle(DataErased(("any",)))
+        assert not normalised.cache_info().currsize  # before the entries that stay are read again

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from scripts.audit import locked, report
 
 
@@ -12,7 +14,7 @@ def test_every_locked_package_is_asked_about() -> None:
 
 
 def test_a_known_vulnerability_is_named_and_fails() -> None:
-    answers = [
+    answers: list[dict[str, Any]] = [
         {"name": "one", "version": "1.0", "vulns": [{"id": "PYSEC-1", "fix_versions": ["1.1"]}]},
         {"name": "two", "version": "2.0", "vulns": []},
     ]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from shared.domain.ids import new_id
 from shared.domain.parts import Parts
 from shared.domain.plan_rules import (
     choose_model,
@@ -18,8 +19,9 @@ from shared.domain.plan_rules import (
     scale_steps,
     use_fallback,
     whole_start,
+    without_entries,
 )
-from shared.domain.types import CacheMode, Candidate, ModelPlan, Plan, PlanSource, Request, Size, Source
+from shared.domain.types import CacheMode, Candidate, Lead, ModelPlan, Plan, PlanSource, Request, Size, Source
 from shared.models.card import ModelCard
 from shared.runtime.settings import Settings
 
@@ -150,3 +152,13 @@ def test_a_pair_that_lost_a_part_starts_from_its_whole_prompt() -> None:
     assert (miss.source, miss.roots, miss.fallback) == (PlanSource.NOISE, (), None)
     # nobody runs the model of the pair: its whole start would need the same model
     assert use_fallback(pair, ["small"]) is pair
+
+
+def test_an_erased_jobs_image_leaves_the_plans_that_start_from_its_repeat() -> None:
+    gone, copy = new_id(), new_id()
+    key = f"pictures/{gone}-1.png"
+    plan = replace(IMAGE, sources=(Source(copy, key, "hash"),), lead=Lead(copy, key, "hash", 4, 2))
+    blank = without_entries(plan, {gone})
+    assert blank.sources == (Source(copy, "", ""),)
+    assert blank.lead == Lead(copy, "", "", 4, 2)
+    assert without_entries(plan, {new_id()}) == plan

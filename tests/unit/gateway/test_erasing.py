@@ -1,0 +1,42 @@
+"""A caller without a key erases what callers without a key made, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from protos import gateway_pb2
+from services.gateway.erasing import to_erase
+from services.gateway.validation import caller_of
+from shared.domain.errors import NotFoundError, PermissionDeniedError
+from shared.domain.identity import ANONYMOUS, Principal, Role
+from shared.runtime.settings import Settings
+from shared.service.backends import open_backends
+from tests.unit.cached import finished_job, request, unit
+
+OPS = Principal("acme", "ops", frozenset({Role.OPERATOR}))
+
+
+async def test_without_a_key_only_jobs_without_a_key_are_erased(settings: Settings) -> None:
+    backends = await open_backends(settings)
+    try:
+        mine, other = [
+            (await finished_job(backends, request(tenant="acme", user=user), unit(1))).id
+            for user in ("ann", "key:ann/")
+        ]
+
+        async def asked(who: Principal, **what: Any) -> Any:
+            given, caller = gateway_pb2.EraseRequest(**what), caller_of(who, [("tenant", "acme")])
+            return await to_erase(given, caller, who, "actor", backends.catalog, settings)
+
+        assert (await asked(ANONYMOUS, job_id=mine)).job_id == mine
+        with pytest.raises(NotFoundError):
+            await asked(ANONYMOUS, job_id=other)
+        what: dict[str, Any]
+        for what in ({"user": "ann"}, {"whole_tenant": True}, {"whole_tenant": True, "tenant": "rival"}):
+            with pytest.raises(PermissionDeniedError):
+                await asked(ANONYMOUS, **what)
+            assert (await asked(OPS, **what)).WhichOneof("what") in what
+    finally:
+        await backends.close()
