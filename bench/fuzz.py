@@ -132,6 +132,10 @@ async def call(channel: grpc.aio.Channel, draw: random.Random, method: MethodDes
     except grpc.aio.AioRpcError as error:
         lost = error.details() == SENT_TOO_LATE
         return ("refused while sending" if lost else error.code().name), error.details() or ""
+    except asyncio.CancelledError:
+        if not started.cancelled():
+            raise
+        return "refused while sending", ""  # grpc.aio cancels a call whose stream it can no longer send
     return "OK", ""
 
 

@@ -134,7 +134,6 @@ class GatewayService(GatewayServiceServicer):
         caller = _caller(context)
         with contextlib.ExitStack() as open_call:
             with self._receiving.by(caller.owner):
-                await context.send_initial_metadata(())  # the client waits for it with the image
                 request = await self._receiving.whole(request_iterator)
                 count = image_count(request.n, self._context.settings)
                 calls = open_call.enter_context(self._calls.open(count))
@@ -153,7 +152,6 @@ class GatewayService(GatewayServiceServicer):
     ) -> pb.PlanResponse:
         caller = _caller(context)
         with self._receiving.by(caller.owner):
-            await context.send_initial_metadata(())
             request = await self._receiving.whole(request_iterator)
             return await self.Plan(pb.PlanRequest(request=request.request, n=request.n), context)
 

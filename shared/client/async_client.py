@@ -16,7 +16,7 @@ import grpc
 from protos import gateway_pb2
 from protos.gateway_pb2_grpc import GatewayServiceStub
 from shared.client.credentials import bearer, channel
-from shared.client.image_parts import has_image, sent_in_parts
+from shared.client.image_parts import has_image, in_parts
 from shared.client.large_results import ReadPart, whole, whole_or_failed
 from shared.client.request_fields import RequestFields, checked_count, request_message
 from shared.client.retry import Patience, countdown
@@ -215,7 +215,7 @@ class AsyncClient:
             begun = now()
             try:
                 options = {"timeout": left_s(), "metadata": metadata}
-                sent = sent_in_parts(self._stub.GenerateFromImage, request, **options) if has_image(request) else None
+                sent = self._stub.GenerateFromImage(in_parts(request), **options) if has_image(request) else None
                 async for message in sent or self._stub.GenerateStream(request, **options):
                     event = read_reply(message, partial(event_of, message))
                     if not isinstance(event, Progress):
@@ -243,8 +243,8 @@ class AsyncClient:
         counted."""
         request = gateway_pb2.GenerateStreamRequest(request=request_message(prompt, **fields), n=checked_count(n))
         if has_image(request):
-            send, metadata = partial(sent_in_parts, self._stub.PlanFromImage), self._metadata()
-            reply = await self._retried(lambda: _unary(send, request, timeout_s=timeout_s, metadata=metadata))
+            stub, metadata = self._stub.PlanFromImage, self._metadata()
+            reply = await self._retried(lambda: _unary(stub, in_parts(request), timeout_s=timeout_s, metadata=metadata))
         else:
             reply = await self._call(
                 self._stub.Plan, gateway_pb2.PlanRequest(request=request.request, n=request.n), timeout_s

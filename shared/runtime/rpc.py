@@ -55,6 +55,8 @@ IDLE_S = 600.0
 STRIKES = 10
 """Pings that come too fast until their connection is closed."""
 MOST_CONNECTIONS = 10_000
+READ_ON_S = 1.0
+"""Seconds for which a server reads what a client still sends of a call that it has refused."""
 
 
 def server_options() -> list[tuple[str, int]]:
@@ -229,9 +231,9 @@ def _guarded(handler: Any, method: str) -> Any:
         guard = _guard_stream(handler.unary_stream, method)
         return grpc.unary_stream_rpc_method_handler(guard, parse, handler.response_serializer)
     if handler.stream_unary:
-        guard = _guard_unary(_reading(handler.stream_unary), method)
+        guard = _guard_unary(_reading(handler.stream_unary), method, streamed=True)
         return grpc.stream_unary_rpc_method_handler(guard, parse, handler.response_serializer)
-    guard = _guard_stream(_reading(handler.stream_stream), method)
+    guard = _guard_stream(_reading(handler.stream_stream), method, streamed=True)
     return grpc.stream_stream_rpc_method_handler(guard, parse, handler.response_serializer)
 
 
@@ -265,19 +267,25 @@ def _check(request: Any) -> None:
         raise InvalidRequestError("message", "must be this method's request in protobuf's wire format")
 
 
-def _guard_unary(call: Callable[[Any, Any], Awaitable[Any]], method: str) -> Callable[[Any, Any], Awaitable[Any]]:
+def _guard_unary(
+    call: Callable[[Any, Any], Awaitable[Any]], method: str, *, streamed: bool = False
+) -> Callable[[Any, Any], Awaitable[Any]]:
     async def guarded(request: Any, context: Any) -> Any:
         with _timed(method, context) as timed:
             try:
                 _check(request)
                 return await call(request, context)
             except Exception as error:
+                if streamed:
+                    await read_on(request)
                 await _abort(error, context, method, timed)
 
     return guarded
 
 
-def _guard_stream(call: Callable[[Any, Any], AsyncIterator[Any]], method: str) -> Callable[[Any, Any], Any]:
+def _guard_stream(
+    call: Callable[[Any, Any], AsyncIterator[Any]], method: str, *, streamed: bool = False
+) -> Callable[[Any, Any], Any]:
     async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
         with _timed(method, context) as timed:
             try:
@@ -285,9 +293,22 @@ def _guard_stream(call: Callable[[Any, Any], AsyncIterator[Any]], method: str) -
                 async for response in call(request, context):
                     yield response
             except Exception as error:
+                if streamed:
+                    await read_on(request)
                 await _abort(error, context, method, timed)
 
     return guarded
+
+
+async def read_on(requests: AsyncIterator[Any]) -> None:
+    """Read what the client still sends, for READ_ON_S at most, before its call ends with an error.
+
+    A client of grpc.aio whose call ends while it sends reports an error of its own instead of the server's.
+    """
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(READ_ON_S):
+            async for _ in requests:
+                pass
 
 
 @dataclass

@@ -165,7 +165,8 @@ class Door(grpc.aio.ServerInterceptor):
                 name = details.method.rpartition("/")[2]
                 _calling.set(self.principal(given, needed, name, key_needed=self._needed))
             except AfterimageError as error:
-                return _refusal(error)
+                handler = await continuation(details)
+                return _refusal(error, read_on=handler is not None and handler.request_streaming)
             if given:
                 return self.calls.under(id_of(given), await continuation(details))
         return await continuation(details)
@@ -248,11 +249,15 @@ def id_of(given: Sequence[Any]) -> str:
     return found[0] if found else ""
 
 
-def _refusal(error: AfterimageError) -> Any:
-    """Return a handler that ends the call. A handler of streams starts before gRPC receives the first message."""
+def _refusal(error: AfterimageError, *, read_on: bool) -> Any:
+    """Return a handler that ends the call. A handler of streams starts before gRPC receives the first message.
+
+    read_on: the caller sends a stream, which is read and dropped first."""
     status = rpc.to_status(error)
 
-    async def refuse(_requests: Any, context: Any) -> None:
+    async def refuse(requests: Any, context: Any) -> None:
+        if read_on:
+            await rpc.read_on(requests)
         await context.abort(status.code, status.details, status.trailing_metadata)
 
     return grpc.stream_stream_rpc_method_handler(refuse)
