@@ -10,9 +10,10 @@ import openai
 import pytest
 
 from services.gateway.http.signed_urls import Signer, secret_of
-from shared.domain.errors import ConfigurationError
+from shared.domain.errors import ConfigurationError, UnauthenticatedError
 from shared.domain.identity import Role
 from shared.runtime.settings import Settings
+from shared.runtime.telemetry import METRICS
 from tests.attacks.conftest import Guarded
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -33,8 +34,14 @@ async def test_a_stranger_gets_nothing_but_probes_and_the_document(guarded: Guar
                 answer = await client.request(method, path, content=b"{no json")
                 assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
                 assert answer.headers["www-authenticate"] == "Bearer"
-            for path in ("/health", "/ready", "/openapi.json"):
-                assert (await client.get(path)).status_code == 200
+    counted = METRICS.door_refused.labels(UnauthenticatedError.code)
+    async with http(guarded) as client:
+        before = counted._value.get()
+        for path in ("/health", "/ready", "/openapi.json", "/console/"):
+            assert (await client.get(path)).status_code == 200
+        assert counted._value.get() == before  # what needs no key is no refused call
+        await client.get("/v1/models")
+        assert counted._value.get() == before + 1
     async with http(guarded, guarded.keys["alice"]) as client:
         both = [("authorization", f"Bearer {guarded.keys['alice']}"), ("authorization", "Bearer x")]
         assert (await client.get("/v1/models", headers=both)).status_code == 401

@@ -91,7 +91,7 @@ def starts(jobs: Iterable[Job]) -> dict[str, Any]:
         steps += row["steps"]
         saved += row["steps_saved"]
         by_source[row["source"]] += 1
-        if row["source"] != "noise":
+        if row["source"] not in ("noise", "upload"):
             by_relation["repeat" if row["source"] == "exact" else row["relation"] or "unknown"] += 1
     return {
         "jobs": count,

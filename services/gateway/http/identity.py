@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -38,6 +40,9 @@ class Callers:
             if self._sessions is not None and scope["path"].startswith(API):
                 scope[_NOTED], key_id = self._sessions.principal(scope)
                 return self._door.calls.noted(key_id) if key_id else nullcontext()
+            if self._key_needed and not given:  # refused, and counted, only where the path needs a principal
+                scope[_NOTED] = partial(self._door.principal, given, CLIENTS, scope["path"], key_needed=True)
+                return nullcontext()
             scope[_NOTED] = self._door.principal(given, CLIENTS, scope["path"], key_needed=self._key_needed)
         except AfterimageError as error:
             scope[_NOTED] = error
@@ -47,10 +52,10 @@ class Callers:
 
 def principal(scope: Scope) -> Principal:
     """Return who sends the request. Raises UnauthenticatedError and PermissionDeniedError."""
-    noted: Principal | AfterimageError = scope[_NOTED]
+    noted: Principal | AfterimageError | Callable[[], Principal] = scope[_NOTED]
     if isinstance(noted, AfterimageError):
         raise noted
-    return noted
+    return noted if isinstance(noted, Principal) else noted()
 
 
 def caller(request: Request) -> Caller:

@@ -12,7 +12,7 @@ export function show(main) {
   const panel = (title, ...body) => h("section", { class: "panel" }, h("h2", {}, title), ...body);
 
   function draw({ stats, entries, starts, quality }) {
-    const states = Number(stats.states), pictures = Number(stats.pictures), hits = starts.jobs - (starts.by_source.noise || 0);
+    const states = Number(stats.states), pictures = Number(stats.pictures), hits = starts.jobs - (starts.by_source.noise || 0) - (starts.by_source.upload || 0);
     if (!Number(stats.entries) && !starts.jobs) return put(place, empty("The cache is empty. It fills as images are generated."));
     const share = Number(stats.max_bytes) ? percent(stats.bytes / stats.max_bytes) : "no limit";
     const steps = Object.keys(stats.states_by_step).sort((a, b) => a - b), most = Math.max(...steps.map((k) => Number(stats.states_by_step[k])), 1), used = Math.max(...steps.map((k) => Number(stats.uses_by_step[k] || 0)), 1);

@@ -1,7 +1,7 @@
 /* One job: why it is as it is, its lineage and its seconds. Shared by the views. */
 
 import { SOURCES, degradation, h, percent, plural, put, seconds, source, svg, when } from "./dom.js";
-import { ask, imageOf, jobs, on } from "./server.js";
+import { ask, imageOf, jobs, on, reached } from "./server.js";
 import { again } from "./generate.js";
 import { alike } from "./gallery.js";
 
@@ -27,7 +27,7 @@ export function story(job) {
   if (job.source === "exact") return "The same request was answered before, so its stored image was returned. No step was run.";
   if (job.source === "noise") return `${done ? "Started" : "Starts"} from noise${done ? `: all ${plural(job.steps_run, "step")} ran` : ""}.`;
   const like = job.similarity ? `, similarity ${job.similarity.toFixed(2)}` : "";
-  const lost = done && !job.steps_saved && job.start_step ? " The start was lost, so all steps ran." : "";
+  const lost = done && job.start_step && job.steps_run >= job.steps ? " The start was lost, so all steps ran." : "";
   const saved = done && job.steps_saved ? ` ${plural(job.steps_saved, "step")} saved (${percent(job.steps_saved / job.steps)}), ${job.steps_run} run.` : "";
   return `${done ? "Started" : "Starts"} after step ${job.start_step} of ${job.steps} from ${job.source === "stitched" ? "two cached latents" : `a ${SOURCES[job.source]}`}${like}.${saved}${lost}`;
 }
@@ -42,7 +42,7 @@ export function picture(job, { thumb = false, later = false, alt = "" } = {}) {
   const frame = h("div", { class: "frame", vars: { "aspect-ratio": `${job.width} / ${job.height}` } });
   const said = (text) => put(frame, h("span", {}, text));
   if (job.state === "succeeded") {
-    const image = h("img", { [later ? "data-src" : "src"]: imageOf(job.id, thumb), alt: alt || job.prompt, decoding: "async", onerror: () => said("image expired") });
+    const image = h("img", { [later ? "data-src" : "src"]: imageOf(job.id, thumb), alt: alt || job.prompt, decoding: "async", onerror: () => said(reached ? "image expired" : "not loaded") });
     frame.append(image);
   } else if (job.preview) {
     frame.classList.add("rough");

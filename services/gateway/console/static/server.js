@@ -44,19 +44,20 @@ function dispatch(kind, data) {
 }
 
 let stream = null;
-export let fleet = null;
+export let fleet = null, reached = true; // whether the server answered last
 export function connect() {
   stream?.close();
   stream = new EventSource(`${BASE}events`);
   let down = false;
   const heard = (kind, take) => stream.addEventListener(kind, (event) => take(JSON.parse(event.data)));
-  heard("hello", () => { dispatch("connected", { again: down }); down = false; });
+  heard("hello", () => { reached = true; dispatch("connected", { again: down }); down = false; });
   heard("job", (job) => { jobs.merge(job); dispatch("job", jobs.get(job.id)); });
   heard("progress", (step) => { const job = jobs.progress(step); if (job) dispatch("job", job); });
   heard("reload", () => dispatch("reload", {}));
   heard("fleet", (answer) => { fleet = answer; dispatch("fleet", answer); });
   stream.onerror = ({ data }) => {
     if (data) { stream.close(); return dispatch("ended", {}); } // the server's last word: the session has ended
+    reached = false;
     if (!down) dispatch("disconnected", {});
     down = true;
     if (stream.readyState === EventSource.CLOSED) setTimeout(connect, 2000);
