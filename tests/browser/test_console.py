@@ -18,7 +18,7 @@ async def to(page: Any, view: str) -> None:
     await page.evaluate(f"location.hash = {view!r}")
 
 
-async def test_generate_shows_steps_and_why_and_cancels(page: Any) -> None:
+async def test_generate_shows_steps_and_why_and_cancels(page: Any, served: House) -> None:
     await page.fill("textarea", HOSTILE)
     await page.fill("[name=num_inference_steps]", "10")
     await page.fill("[name=seed]", "18446744073709551615")
@@ -31,6 +31,10 @@ async def test_generate_shows_steps_and_why_and_cancels(page: Any) -> None:
     await page.get_by_role("button", name="Generate").click()  # the same seed: the stored image is the answer
     await page.locator("article").nth(1).wait_for()
     await page.locator("article", has_text="exact").or_(page.locator("article", has_text="same request")).wait_for()
+    asked, _ = await served.backends.catalog.jobs.list(limit=10)
+    labels = {one.request.user for one in asked if one.request.prompt == HOSTILE}
+    assert len(labels) == 1  # this browser is one user, whose edits start from its own images
+    assert labels.pop().startswith("console-")
     await page.fill("[name=num_inference_steps]", "500")
     await page.fill("[name=seed]", "")
     await page.get_by_role("button", name="Generate").click()

@@ -22,6 +22,12 @@ export function again(job, more) {
   dispatchEvent(new Event("draft"));
 }
 
+/* Without a key the images of one browser are one user's, so that an edited prompt starts from the image before it. */
+function userOf() {
+  if (!session.data.anonymous) return undefined;
+  try { return (localStorage.user ||= `console-${Math.random().toString(36).slice(2, 10)}`); } catch { return "console"; } // no storage here
+}
+
 export function show(main) {
   const { models, max_images, max_steps } = session.data;
   const images = models.filter((one) => one.kind === "image"), clip = models.find((one) => one.kind === "video");
@@ -66,7 +72,7 @@ export function show(main) {
     const common = {
       prompt: input.prompt.value, negative_prompt: input.negative_prompt.value || undefined, num_inference_steps: number(input.steps), guidance_scale: number(input.guidance),
       cache: input.cache.value, variation: input.variation.value, scope: input.scope.value || undefined, savings: input.savings.value === "0.5" ? undefined : number(input.savings),
-      deadline_s: number(input.deadline), priority: number(input.priority),
+      deadline_s: number(input.deadline), priority: number(input.priority), user: userOf(),
     };
     const width = number(input.width), height = number(input.height);
     if (input.model.value === "clip") return { ...common, size: width && height ? `${width}x${height}` : undefined };
