@@ -19,7 +19,7 @@ def find() -> str | None:
     return shutil.which("weed") or shutil.which("weed", path=str(Path(sys.executable).parent))
 
 
-def start(folder: Path, host: str = HOST, *, volumes: int = 20) -> Server:
+def start(folder: Path, host: str = HOST, *, volumes: int = 100) -> Server:
     """Start a store in `folder`, new or existing, of at most `volumes` × 64 MB.
 
     The first client of the URL makes the bucket.
