@@ -1,4 +1,4 @@
-"""Calls of the gateway with random messages and bytes: no crash, no internal error, no memory that stays.
+"""Calls of the gateway with random messages and bytes: it looks for crashes, wrong statuses and memory that stays.
 
     python -m bench.fuzz --count 100000
     python -m bench.fuzz --count 500          # does the command work?
@@ -13,13 +13,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import resource
 import signal
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -28,13 +26,16 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescri
 
 from bench.measuring.quiet import quiet
 from bench.measuring.recording import command_line, machine, record, settings_of, table
+from bench.serving.processes import resident_mib
 from protos import gateway_pb2
+from scripts.stack.servers import free_port
 from shared.runtime.loop import run
 
 GATEWAY = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"]
-INTERNAL = {"UNKNOWN", "INTERNAL", "DATA_LOSS"}
+WRONG = {"UNKNOWN", "INTERNAL", "DATA_LOSS", "UNAVAILABLE"}
+"""Statuses that no message may cause; UNAVAILABLE too: the server is there."""
 SENT_TOO_LATE = "Internal error from Core"
-"""What grpc.aio says itself, in place of the server's status, where a stream is refused while it is sent."""
+"""Details that grpc.aio gives in place of the server's status, where a stream is refused while it is sent."""
 AT_ONCE = 8
 TIMEOUT_S = 20.0
 DEEPEST = 4
@@ -139,12 +140,6 @@ async def call(channel: grpc.aio.Channel, draw: random.Random, method: MethodDes
     return "OK", ""
 
 
-def resident_mib(pid: int) -> float:
-    """Return the resident memory of a process, from Linux's /proc."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return round(pages * resource.getpagesize() / 2**20, 1)
-
-
 async def raw(address: str, draw: random.Random) -> None:
     """Send bytes that are no gRPC, and close."""
     host, _, port = address.rpartition(":")
@@ -156,7 +151,7 @@ async def raw(address: str, draw: random.Random) -> None:
 
 async def measure(asked: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        address = f"127.0.0.1:{asked.port}"
+        address = f"127.0.0.1:{free_port()}"
         command = [sys.executable, "-m", "services", "up", "--large", "noop:", "--data-dir", folder]
         command += ["--listen", address, "--metrics-listen", "", "--http-listen", "", "--video", "", "--segmenter", ""]
         server = await asyncio.create_subprocess_exec(*command, "--log-level", "error")
@@ -173,8 +168,8 @@ async def measure(asked: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _calls(channel: grpc.aio.Channel, address: str, asked: argparse.Namespace, pid: int) -> dict[str, Any]:
-    """Make all calls; return statuses, internal errors with one example each, and the memory on the way in MiB."""
-    statuses, wrong, memory = Counter[str](), dict[str, str](), list[float]()
+    """Make all calls; return statuses, wrong ones with an example each, and the memory on the way in MiB."""
+    statuses, wrong, memory = Counter[str](), dict[str, str](), list[int]()
     numbers = iter(range(asked.count))
 
     async def one() -> None:
@@ -183,7 +178,7 @@ async def _calls(channel: grpc.aio.Channel, address: str, asked: argparse.Namesp
             method = draw.choice(GATEWAY.methods)
             status, details = await call(channel, draw, method)
             statuses[status] += 1
-            if status in INTERNAL:
+            if status in WRONG:
                 wrong.setdefault(f"{method.name}: {status}: {details[:200]}", f"call {number}")
             if number % 100 == 0:
                 await raw(address, draw)
@@ -192,13 +187,12 @@ async def _calls(channel: grpc.aio.Channel, address: str, asked: argparse.Namesp
                 sys.stderr.write(f"{number} calls, {memory[-1]} MiB\n")
 
     await asyncio.gather(*(one() for _ in range(AT_ONCE)))
-    return {"statuses": dict(statuses.most_common()), "internal": wrong, "memory_mib": memory}
+    return {"statuses": dict(statuses.most_common()), "wrong": wrong, "memory_mib": memory}
 
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__)
     parser.add_argument("--count", type=int, default=100_000, help="calls")
-    parser.add_argument("--port", type=int, default=51951)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args(given)
     quiet()
@@ -208,8 +202,8 @@ def main(given: Sequence[str] | None = None) -> None:
     print(
         f"\nserver alive: {figures['alive']}, ended with {figures['exit_code']}; memory in MiB {figures['memory_mib']}"
     )
-    for what, example in figures["internal"].items():
-        print(f"internal: {what} ({example})")
+    for what, example in figures["wrong"].items():
+        print(f"wrong: {what} ({example})")
     record("fuzz", figures, settings_of(asked), on=on, folder=asked.out)
 
 

@@ -29,7 +29,7 @@ LISTED = 500
 
 @dataclass
 class Erased:
-    """What an erasure removed, and what it could not."""
+    """The rows and blobs that an erasure removed, and the stores that failed."""
 
     removed: Counts = field(default_factory=dict)
     left: list[str] = field(default_factory=list)

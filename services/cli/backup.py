@@ -84,7 +84,7 @@ def _say(done: Copied, what: str) -> None:
 
 
 class Copied:
-    """What one backup or restore copied."""
+    """Counts of the blobs that a backup or restore copied, left out or removed."""
 
     def __init__(self) -> None:
         self.blobs: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Whose data a caller may erase: its own jobs, as a tenant's admin those of the tenant, as an operator everybody's.
+"""The check of who may erase which data: a caller its own jobs, as a tenant's admin those of the tenant, as an operator everybody's.
 A caller without a key may erase jobs of callers without a key."""
 
 from __future__ import annotations

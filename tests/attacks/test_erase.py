@@ -66,7 +66,7 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 
 def vacuum(folder: Path) -> None:
-    """What docs/how-to/erase.md tells operators to run."""
+    """Run the commands of docs/how-to/erase.md."""
     with contextlib.closing(sqlite3.connect(folder / "catalog.sqlite3", timeout=20.0)) as catalog:
         catalog.execute("VACUUM")
         catalog.execute("PRAGMA wal_checkpoint(TRUNCATE)")

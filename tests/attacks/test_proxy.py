@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from scripts.stack.servers import free_port
 from shared.client import AsyncClient
 from shared.domain.errors import UnauthenticatedError
 from tests.attacks.conftest import Guarded, made_certificate
@@ -47,13 +48,14 @@ async def door(guarded: Guarded, folder: Path) -> AsyncIterator[Door]:
     program = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
         (pytest.fail if "haproxy" in REQUIRED else pytest.skip)("no haproxy: apt-get install haproxy")
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl, which makes the certificate")
     pem, key = made_certificate(folder, "door")
     (folder / "both.pem").write_text(pem.read_text() + key.read_text())
     config = CONFIG.read_text()
     assert "http-request 5s" in config
     (folder / "haproxy.cfg").write_text(config.replace("http-request 5s", "http-request 1s"))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     given = {"DOOR": f"127.0.0.1:{port}", "TLS_PEM": str(folder / "both.pem"), "GATEWAY_GRPC": guarded.address}
     given["GATEWAY_HTTP"] = str(guarded.house.process.http_address).removeprefix("http://")
     running = await asyncio.create_subprocess_exec(
