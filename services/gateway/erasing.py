@@ -1,5 +1,7 @@
-"""The check of who may erase which data: a caller its own jobs, as a tenant's admin those of the tenant, as an operator everybody's.
-A caller without a key may erase jobs of callers without a key."""
+"""The check of who may erase which data: a caller its own jobs, a tenant's admin those of the tenant, an operator all.
+
+A caller without a key may erase jobs of callers without a key.
+"""
 
 from __future__ import annotations
 
