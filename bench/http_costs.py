@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -169,43 +169,57 @@ async def idle_streams(process: Running, web: httpx.AsyncClient, key: str, count
 
 
 async def streams(count: int, pairs: int, burst: int) -> dict[str, float]:
-    """Compare the throughput of bursts of generations with idle streams and without."""
+    """Compare throughput and processor time of bursts of generations with idle streams and without."""
     async with served("noop:") as (process, client, web):
         row, key = issued(principal_of("idle", "viewer", [Role.USER]))
         await process.context.backends.catalog.keys.add(row)
         await asyncio.sleep(2 * EVERY_S)
-        rates: tuple[list[float], list[float]] = ([], [])
+        bursts: tuple[list[Burst], list[Burst]] = ([], [])
         order, seed = random.Random(0), 0
         for number in range(pairs + 1):
             for which in order.sample((0, 1), 2):
                 first, seed = seed, seed + burst
                 if which:
                     async with idle_streams(process, web, key, count):
-                        rate = await _burst(client, first, burst)
+                        await asyncio.sleep(2 * EVERY_S)  # opening them is no part of the burst
+                        found = await _burst(client, first, burst)
                 else:
-                    rate = await _burst(client, first, burst)
+                    found = await _burst(client, first, burst)
                 if number:  # the first pair warms up
-                    rates[which].append(rate)
+                    bursts[which].append(found)
                 await asyncio.sleep(2.0)
-        ratios = [busy / free for free, busy in zip(*rates, strict=True)]
+        rates = [busy.per_s / free.per_s for free, busy in zip(*bursts, strict=True)]
+        processor = [busy.processor_s / free.processor_s for free, busy in zip(*bursts, strict=True)]
+        free_per_s, busy_per_s = (quantile([one.per_s for one in way], 0.5) for way in bursts)
         return {
-            "without_per_s": quantile(rates[0], 0.5), "with_per_s": quantile(rates[1], 0.5),
-            "lost": 1 - quantile(ratios, 0.5),
-            "lost_p25": 1 - quantile(ratios, 0.75), "lost_p75": 1 - quantile(ratios, 0.25),
+            "without_per_s": free_per_s, "with_per_s": busy_per_s,
+            "lost": 1 - quantile(rates, 0.5),
+            "lost_p25": 1 - quantile(rates, 0.75), "lost_p75": 1 - quantile(rates, 0.25),
+            "more_processor_time": quantile(processor, 0.5) - 1,
+            "more_processor_time_p25": quantile(processor, 0.25) - 1,
+            "more_processor_time_p75": quantile(processor, 0.75) - 1,
         }  # fmt: skip
 
 
-async def _burst(client: AsyncClient, first: int, count: int) -> float:
-    """Return the generations a second of CLIENTS callers."""
+class Burst(NamedTuple):
+    """What a burst of generations took."""
+
+    per_s: float
+    processor_s: float
+    """Of the server and the clients, which share a process."""
+
+
+async def _burst(client: AsyncClient, first: int, count: int) -> Burst:
+    """Generate with CLIENTS callers."""
     left = iter(range(first, first + count))
 
     async def one() -> None:
         for seed in left:
             await client.generate(f"a red fox number {seed}", seed=seed, steps=10)
 
-    start = time.perf_counter()
+    start, used = time.perf_counter(), time.process_time()
     await asyncio.gather(*(one() for _ in range(CLIENTS)))
-    return count / (time.perf_counter() - start)
+    return Burst(count / (time.perf_counter() - start), time.process_time() - used)
 
 
 async def measure(asked: argparse.Namespace) -> None:

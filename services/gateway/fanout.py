@@ -9,6 +9,8 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Protocol
 
+from cachetools import FIFOCache
+
 from shared.bus import Bus, Subscription
 from shared.domain.errors import UnavailableError
 from shared.domain.messages import JobCancelled, JobFailed, JobSucceeded, Message, Progress
@@ -18,6 +20,8 @@ POLL_S = 1.0
 """Seconds between reads of the row while a call waits, because events may be lost (a broker restart). The row is also
 read while progress arrives: a worker that lost its job keeps reporting progress until its next renewal."""
 DRAINING_POLL_S = 0.2
+STEPS_KEPT = 4096
+"""Jobs whose last step is kept."""
 _KINDS: tuple[type[Message], ...] = (Progress, JobSucceeded, JobFailed, JobCancelled)
 
 
@@ -58,6 +62,7 @@ class Fanout:
         self._bus, self._on_end = bus, on_end
         self._watches: dict[str, set[Watch]] = defaultdict(set)
         self._subscription: Subscription | None = None
+        self._steps: FIFOCache[str, int] = FIFOCache(STEPS_KEPT)
         self.draining = False
         self.on_drain: list[Callable[[], None]] = []
 
@@ -137,7 +142,13 @@ class Fanout:
         processes. A worker of this process finishes its running jobs while it drains."""
         return not self._bus.process_local or job.state is JobState.QUEUED
 
+    def step(self, job: Job) -> int:
+        """Return the last step that a worker reported or stored of this job's run."""
+        return max(job.checkpoint_step, self._steps.get(job.id, 0))
+
     async def _heard(self, fact: Message) -> None:
+        if isinstance(fact, Progress):
+            self._steps[fact.job_id] = fact.step
         if isinstance(fact, JobSucceeded | JobFailed | JobCancelled):
             self._on_end(fact.job_id)
         job_id = getattr(fact, "job_id", "")

@@ -111,8 +111,8 @@ class Models:
         name = roles.get(quality, quality)
         if name not in self.cards:
             offered = ", ".join(dict.fromkeys(["auto", "large", *(["small"] if self.small else []), *self.cards]))
-            rule = f"must be one of {offered}: the models served here; AFTERIMAGE_LARGE and _SMALL set others"
-            raise InvalidRequestError("quality", rule, quality)
+            of_clips = "a model of images, and this one makes clips" if self.video and name == self.video.name else ""
+            raise InvalidRequestError("quality", f"must be {of_clips or 'a model served here'}: {offered}", quality)
         return self.cards[name]
 
 
@@ -183,7 +183,8 @@ def image_count(n: int, settings: Settings) -> int:
     """Return the number of images of a request, which leaves out `n` for one."""
     most = min(settings.max_images, settings.max_queued)
     if n > most:
-        raise InvalidRequestError("n", f"must be from 1 to {most} (max_images)", n)
+        limit = "max_images" if most == settings.max_images else "max_queued"
+        raise InvalidRequestError("n", f"must be from 1 to {most} ({limit})", n)
     return n or 1
 
 
@@ -243,7 +244,7 @@ def page_size(wanted: int) -> int:
 def page_token(token: str) -> str:
     """Return the id of the job before the page: the last job of the previous page, or empty."""
     if token and not is_id(token):
-        raise InvalidRequestError("page_token", "must be the next_page_token of the page before, or empty", token[:100])
+        raise InvalidRequestError("page_token", "must be the id that ends the page before, or empty", token[:100])
     return token
 
 

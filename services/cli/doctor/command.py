@@ -8,11 +8,13 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
+from services.cli.display.help import setting
 from services.cli.display.words import wide
 from services.cli.doctor.access import check_access
 from services.cli.doctor.findings import Check, Finding, Verdict, findings, warning, without_secrets
@@ -31,13 +33,15 @@ STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.WRONG: "bold r
 
 
 def doctor(
+    data_dir: Annotated[Path | None, setting("data_dir")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON array.")] = False,
 ) -> None:
     """Check settings, packages, disk, models, GPU, servers, clocks and access; say what is wrong and what to do.
 
     Each line is ok, a warning, or wrong, with what was measured. The settings are those of the services: AFTERIMAGE_…
-    variables. Nothing is changed: no file, table, queue or bucket is made, and nothing is fetched. Every check has a
-    time limit, and one that cannot run says why. No password or key is printed.
+    variables, and --data-dir in place of one. The service that is asked is the one that works in this directory, else
+    the one on the address of the setting listen. Nothing is changed: no file, table, queue or bucket is made, and
+    nothing is fetched. Every check has a time limit, and one that cannot run says why. No password or key is printed.
 
     Exits with 0 when nothing is wrong, warnings included, and else with 78.
 
@@ -50,7 +54,7 @@ def doctor(
     telemetry.configure_logging("error")
     logging.getLogger().addHandler(logging.NullHandler())  # the lines of libraries repeat what findings say
     out, found = wide(), list[Finding]()
-    for one in examine():
+    for one in examine(data_dir):
         found.append(one)
         if not as_json:
             advice = f": {one.advice}" if one.advice else ""
@@ -62,9 +66,9 @@ def doctor(
         raise typer.Exit(os.EX_CONFIG)
 
 
-def examine() -> Iterator[Finding]:
-    """Yield the findings of every check, in order, without secrets."""
-    settings, broken = read_settings()
+def examine(data_dir: Path | None = None) -> Iterator[Finding]:
+    """Yield the findings of every check, in order, without secrets. data_dir: in place of the setting."""
+    settings, broken = read_settings(data_dir)
     if settings is None:
         yield from broken
         yield from findings(Check("packages", LIMIT_S, partial(check_packages, None)))

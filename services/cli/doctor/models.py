@@ -10,6 +10,7 @@ from services.cli.doctor.findings import Check, Finding, ok, warning, wrong
 from services.cli.embedded import found_running
 from services.cli.model_sheet import reuse
 from services.cli.models import counted, folder_here
+from shared.domain.errors import AfterimageError
 from shared.models import ModelCard, checkpoint
 from shared.models.card_lookup import card_for, find_card, given_models, served_cards
 from shared.models.folders import NotHereError
@@ -72,7 +73,12 @@ def _card(name: str, settings: Settings) -> ModelCard | None:
 
 
 def _memory(settings: Settings) -> Iterator[Finding]:
-    if any(_card(name, settings) is None for _, name in given_models(settings)):
+    try:
+        missing = any(_card(name, settings) is None for _, name in given_models(settings))
+    except AfterimageError:  # the check of that model says why
+        yield warning("memory", "not checked: a model cannot be served")
+        return
+    if missing:
         yield warning("memory", "not checked: a model is not on this disk")
         return
     import torch

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -17,20 +19,21 @@ CALLED = ("embedder", "match_predictor", "retriever", "text_extractor", "cache_m
 """Services whose addresses are settings."""
 
 
-def read_settings() -> tuple[Settings | None, list[Finding]]:
+def read_settings(data_dir: Path | None = None) -> tuple[Settings | None, list[Finding]]:
     """Return the settings of the environment, with the default of each wrong one, and findings about the wrong ones.
 
     The settings are None if the rest breaks a rule too.
     """
+    given: dict[str, Any] = {"data_dir": data_dir} if data_dir else {}
     try:
-        return Settings(), []
+        return Settings(**given), []
     except ValidationError as error:
         found = [wrong(NAME, said, "correct the variable; docs/reference/settings.md has its values")
                  for said in every_in_words(error)]  # fmt: skip
         names = {str(each["loc"][0]) for each in error.errors() if each["loc"]} & Settings.model_fields.keys()
         defaults = {name: Settings.model_fields[name].get_default(call_default_factory=True) for name in names}
     try:
-        settings = Settings(**defaults)
+        settings = Settings(**defaults | given)
     except ValidationError:
         return None, [*found, warning(NAME, "checks that need the settings are left out")]
     return settings, [*found, warning(NAME, f"the checks below take the default of {', '.join(sorted(names))}")]

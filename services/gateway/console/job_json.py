@@ -40,6 +40,7 @@ def summary(job: Job) -> dict[str, Any]:
         "relation": plan.relation,
         "sources": [one.entry_id for one in plan.sources if one.entry_id],
         "from_job": request.from_job or request.continue_job,
+        "masked": request.upload is not None and request.upload.masked,
         "seed": str(request.seed),  # up to 2^64 − 1: no number of JavaScript
         "seconds": timings.total_s or (ended - job.created_at if ended else 0.0),
         "deadline_s": request.deadline_s,

@@ -28,6 +28,8 @@ BATCH, MOST_CHANGED = 50, 1000
 RETRY_S = 2.0
 """Seconds between two tries to reach the global monitor."""
 _KINDS: tuple[type[Message], ...] = (JobQueued, Progress, JobSucceeded, JobFailed, JobCancelled)
+Owner = tuple[str, str]
+"""Tenant and stored user of a job."""
 Sees = Callable[[str, str], bool]
 """Takes a job's tenant and stored user, and returns whether the tab's caller may see it."""
 
@@ -69,7 +71,8 @@ class Live:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._changed: dict[str, None] = {}
         self._news = asyncio.Event()
-        self._owners: FIFOCache[str, tuple[str, str]] = FIFOCache(4096)
+        self._owners: FIFOCache[str, Owner] = FIFOCache(4096)
+        self._audiences: FIFOCache[Owner, list[Tab]] = FIFOCache(1024)
         calls.fanout.on_drain.append(self._wake)
         self.fleet: dict[str, Any] | None = None
         """The global monitor's last answer; None: no operator looks."""
@@ -87,6 +90,7 @@ class Live:
         """Yield a tab that gets the events of the jobs that it sees, and of the fleet for an operator."""
         tab = Tab(sees, operator=operator)
         self._tabs.add(tab)
+        self._audiences.clear()
         try:
             await self._arrange()
             if operator and self.fleet is not None:
@@ -94,6 +98,7 @@ class Live:
             yield tab
         finally:
             self._tabs.discard(tab)
+            self._audiences.clear()
             await self._arrange()
 
     async def _arrange(self) -> None:
@@ -122,9 +127,10 @@ class Live:
         owner = self._owners.get(job_id)
         if isinstance(fact, Progress) and owner is not None:
             step = {"id": job_id, "step": fact.step, "steps": fact.steps, "preview": fact.preview}
-            for tab in self._tabs:
-                if tab.sees(*owner):
-                    tab.put("progress", job_id, step)
+            for tab in self._audience(owner):
+                tab.put("progress", job_id, step)
+            return
+        if owner is not None and not self._audience(owner):
             return
         if len(self._changed) >= MOST_CHANGED:
             self._changed.clear()
@@ -149,11 +155,16 @@ class Live:
     async def _read_row(self, job_id: str) -> None:
         job = await self._context.backends.catalog.jobs.get(job_id)
         owner = self._owners[job_id] = job.request.tenant, job.request.user
-        seeing = [tab for tab in self._tabs if tab.sees(*owner)]
-        if seeing:
+        if audience := self._audience(owner):
             row = summary(job)
-            for tab in seeing:
+            for tab in audience:
                 tab.put("job", job_id, row)
+
+    def _audience(self, owner: Owner) -> list[Tab]:
+        """Return the open tabs that see jobs of this owner."""
+        if owner not in self._audiences:
+            self._audiences[owner] = [tab for tab in self._tabs if tab.sees(*owner)]
+        return self._audiences[owner]
 
     # ---- fleet ----
 

@@ -39,11 +39,15 @@ class Sessions:
 
     def begin(self, text: str) -> str:
         """Return the cookie of a new session. text: of a key. Raises UnauthenticatedError for no live key."""
-        self._door.principal([f"Bearer {text.strip()}"], frozenset(Role), LOGIN, key_needed=True)
         found = parsed(text.strip())
-        key = self._door.live(found[0]) if found else None
+        try:
+            self._door.principal([f"Bearer {text.strip()}"], frozenset(Role), LOGIN, key_needed=True)
+            key = self._door.live(found[0]) if found else None
+        except UnauthenticatedError:
+            key = None
         if key is None:
-            raise UnauthenticatedError("key: this key is unknown, expired or revoked")
+            said = "is unknown, expired or revoked" if found else "must be what `afterimage keys create` printed"
+            raise UnauthenticatedError(f"key: {said}")
         expires = int(time.time()) + LIFETIME_S
         return f"{key.id}.{expires}.{self._signature(key, expires)}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -69,15 +70,23 @@ def _answer_errors(app: FastAPI) -> None:
 def _first(error: RequestValidationError) -> HttpError:
     """Return the first broken rule, with the field's name."""
     found: dict[str, Any] = error.errors()[0]
-    where = [str(part) for part in found["loc"] if part not in ("body", "query", "path", "header")]
     if found["type"] == "json_invalid":
         return HttpError(400, "the body must be JSON", code="json_invalid")
-    if not where:
+    if not (where := _where(found)):
         return HttpError(400, "the body must be a JSON object, sent as application/json", code=found["type"])
     param = where[0]
     if found["type"] == "extra_forbidden":
         return HttpError(400, f"{param[:100]}: is no field of this request", param[:100], "unknown_parameter")
-    return HttpError(400, f"{param}: {found['msg']}", param, found["type"])
+    # a value that may have several types breaks the rule of each
+    rules = dict.fromkeys(str(one["msg"]) for one in error.errors() if _where(one)[:1] == [param])
+    first, *others = rules
+    said = " or ".join([first, *(rule.removeprefix("Input should be ") for rule in others)])
+    return HttpError(400, f"{param}: {said}", param, found["type"])
+
+
+def _where(broken: Mapping[str, Any]) -> list[str]:
+    """Return the path of a broken rule's field in the request."""
+    return [str(part) for part in broken["loc"] if part not in ("body", "query", "path", "header")]
 
 
 def _document(app: FastAPI) -> dict[str, Any]:

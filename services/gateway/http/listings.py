@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from services.gateway.http.api import READS, Api, refusals
+from services.gateway.http.errors import HttpError
 from services.gateway.http.fields import Model, Models, Status
 from services.gateway.http.identity import principal
-from services.gateway.http.requests import known_model
 from shared.models import ModelCard
 
 
@@ -31,7 +31,11 @@ def routes(api: Api) -> APIRouter:
     async def model(request: Request, model: str) -> Response:
         """Return one model, by its id or role."""
         principal(request.scope)
-        return JSONResponse(_model(cards[model if model in cards else known_model(model, api.models)], api))
+        name = {"large": api.models.large, "small": api.models.small}.get(model, model)
+        if name not in cards:
+            rule = "model: is not served here; GET /v1/models lists what is"
+            raise HttpError(404, rule, "model", "model_not_found", "not_found_error")
+        return JSONResponse(_model(cards[name], api))
 
     @router.get("/health", response_model=Status, responses=refusals())
     async def health() -> Response:

@@ -81,18 +81,13 @@ def _model(fields: ImageFields, models: Models) -> str | None:
     if fields.model in (None, "", "auto"):
         return role
     assert fields.model is not None
-    card = known_model(fields.model, models)
+    try:
+        card = models.choose(fields.model).name
+    except InvalidRequestError as error:
+        rule = f"model: {error.rule} (got {fields.model[:120]!r})"
+        raise HttpError(404, rule, "model", "model_not_found", "not_found_error") from error
     if role is not None and models.choose(role).name != card:
         raise InvalidRequestError(
             "quality", f"means the model {models.choose(role).name}; leave it out", fields.quality
         )
     return fields.model
-
-
-def known_model(name: str, models: Models) -> str:
-    """Return the id of a model that is served, by id or role. Raises HttpError, as OpenAI does, for others."""
-    try:
-        return models.choose(name).name
-    except InvalidRequestError as error:
-        rule = f"model: {error.rule} (got {name[:120]!r})"
-        raise HttpError(404, rule, "model", "model_not_found", "not_found_error") from error

@@ -21,7 +21,7 @@ _STATUSES = {
 
 
 def video(job: Job, api: Api) -> dict[str, Any]:
-    """Return the job as a video object. Progress is that of the last checkpoint."""
+    """Return the job as a video object. Progress is that of the last step which this gateway heard of."""
     message = api.calls.answers.job(job)
     view, request, done = picture_of(message, b""), job.request, job.state is JobState.SUCCEEDED
     steps = job.plan.run_steps(request.steps)
@@ -33,7 +33,7 @@ def video(job: Job, api: Api) -> dict[str, Any]:
         "model": view.model,
         "prompt": request.prompt,
         "status": _STATUSES[job.state],
-        "progress": 100 if done else min(100 * job.checkpoint_step // max(steps, 1), 99),
+        "progress": 100 if done else min(100 * api.calls.fanout.step(job) // max(steps, 1), 99),
         "created_at": int(job.created_at),
         "completed_at": ended_at if done else None,
         "expires_at": None if ended_at is None else int(ended_at + api.settings.results_keep_s),

@@ -61,6 +61,20 @@ async def test_a_wrong_field_is_named(http: httpx.AsyncClient, field: str, value
     assert answer.headers["x-should-retry"] == "false"
 
 
+async def test_a_refusal_says_what_is_allowed(http: httpx.AsyncClient) -> None:
+    async def message(method: str, path: str, **given: Any) -> str:
+        return str((await http.request(method, path, **given)).json()["error"]["message"])
+
+    steps = {"prompt": "a fox", "num_inference_steps": "many"}
+    assert await message("POST", IMAGES, json=steps) == "num_inference_steps: Input should be a valid integer or 'auto'"
+    clips = await message("POST", IMAGES, json={"prompt": "a fox", "model": "clips"})
+    assert clips.startswith("model: must be a model of images, and this one makes clips: auto, large")
+    assert await message("GET", "/v1/models/sora-2") == "model: is not served here; GET /v1/models lists what is"
+    assert await message("GET", "/v1/videos?after=zzz") == (
+        "after: must be the id that ends the page before, or empty (got 'zzz')"
+    )
+
+
 @pytest.mark.parametrize(
     ("body", "kind", "code"),
     [

@@ -20,13 +20,17 @@ STEPS: dict[str, Any] = {"num_inference_steps": 5}
 
 
 async def test_a_clip_is_a_job(sdk: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:
-    asked = await sdk.videos.create(prompt="a fox runs", seconds="1", size="64x64", extra_body=STEPS)  # type: ignore[arg-type]
+    steps = {"num_inference_steps": 40}  # long enough to be seen on the way
+    asked = await sdk.videos.create(prompt="a fox runs", seconds="1", size="64x64", extra_body=steps)  # type: ignore[arg-type]
     assert (asked.object, asked.status in ("queued", "in_progress"), asked.seconds) == ("video", True, "1")
+    on_the_way = set[int]()
     async with asyncio.timeout(10):
         while (video := await sdk.videos.retrieve(asked.id)).status != "completed":
-            await asyncio.sleep(0.05)
+            on_the_way.add(video.progress)
+            await asyncio.sleep(0.02)
+    assert any(0 < progress < 100 for progress in on_the_way)
     assert (video.progress, video.size, (video.model_extra or {})["num_frames"]) == (100, "64x64", 8)
-    assert (video.model_extra or {})["afterimage"]["steps_run"] == 5
+    assert (video.model_extra or {})["afterimage"]["steps_run"] == 40
     content = await sdk.videos.download_content(asked.id)
     assert (content.response.headers["content-type"], content.content[4:8]) == ("video/mp4", b"ftyp")
     for variant, kind, frames in (("thumbnail", "WEBP", 1), ("spritesheet", "JPEG", 1), ("source", "PNG", 8)):

@@ -28,6 +28,7 @@ from services.cli.doctor import command, models, packages, servers
 from services.cli.doctor.findings import Check, Finding, Verdict, findings, ok, without_secrets
 from services.cli.doctor.settings import check_settings, read_settings
 from services.cli.doctor.storage import check_storage
+from services.cli.embedded import RUNNING_FILE
 from shared.catalog import open_catalog
 from shared.catalog.migrate import HEAD
 from shared.catalog.probe import unchanging
@@ -222,6 +223,7 @@ def test_memory_that_the_models_need(tmp_path: Path) -> None:
         return found.verdict, found.fact
 
     assert verdict()[0] is Verdict.OK
+    assert verdict(large="nowhere") == (Verdict.WARNING, "not checked: a model cannot be served")
     assert "no estimate: offload=sequential" in verdict(offload="sequential")[1]
     many = said([Check("memory", 60.0, lambda: models.compared(2**40, 2**41, 2**30, "machine", held=False))])
     assert many[0].verdict is Verdict.WRONG
@@ -231,6 +233,17 @@ def test_memory_that_the_models_need(tmp_path: Path) -> None:
     assert batch[0].verdict is Verdict.WARNING
     held = said([Check("memory", 60.0, lambda: models.compared(2**40, 2**41, 2**30, "machine", held=True))])
     assert held[0].verdict is Verdict.OK
+
+
+def test_the_service_of_a_data_directory_is_the_one_that_is_asked(
+    serve: Callable[[str | None], str], tmp_path: Path
+) -> None:
+    (tmp_path / RUNNING_FILE).write_text(json.dumps({"address": serve(None), "pid": os.getpid()}))
+    settings, broken = read_settings(tmp_path)
+    assert settings is not None
+    assert (settings.data_dir, broken) == (tmp_path, [])
+    (found,) = servers.check_service(settings)
+    assert "it is no gateway" in found.fact
 
 
 def test_a_gpu_that_this_machine_lacks(tmp_path: Path) -> None:
@@ -396,9 +409,9 @@ def test_the_exit_code_says_whether_something_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     lines = [ok("one", "right"), Finding("two", Verdict.WARNING, "odd", "look"), Finding("three", Verdict.WRONG, "no")]
-    monkeypatch.setattr(command, "examine", lambda: iter(lines[:2]))
+    monkeypatch.setattr(command, "examine", lambda _: iter(lines[:2]))
     assert run(monkeypatch, capfd, "doctor") == (0, "")
-    monkeypatch.setattr(command, "examine", lambda: iter(lines))
+    monkeypatch.setattr(command, "examine", lambda _: iter(lines))
     with pytest.raises(SystemExit) as left:
         cli.app(["doctor"])
     assert left.value.code == os.EX_CONFIG

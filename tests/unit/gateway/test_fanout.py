@@ -58,6 +58,7 @@ async def test_progress_then_the_final_row(monkeypatch: pytest.MonkeyPatch) -> N
     assert events[-1] == rows.job
     assert rows.reads == 1
     assert ended == ["another", "j1"]
+    assert house.step(JOB) == 2
 
 
 async def test_a_failed_attempt_is_not_the_end_and_a_lost_fact_is_found_by_polling(

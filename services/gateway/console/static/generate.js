@@ -56,7 +56,7 @@ export function show(main) {
   const seen = h("img", { alt: "The image to start from" }), given = h("div", { class: "given", hidden: true }, seen, h("span", { class: "small grow" }));
   const job = label("start from job", input.from);
   const start = h("div", { class: "fields", hidden: true }, job, label("strength", input.strength), h("button", { type: "button", onclick: () => { input.from.value = ""; take(null); } }, "Leave out"));
-  let picture = null;
+  let picture = null, varied = false; // varied: the number of images is that of Variations, for one request
   /* Start from this file; null: from none. */
   function take(one) {
     picture = one || null;
@@ -97,6 +97,8 @@ export function show(main) {
       const answer = await (picture ? ask("edits", "POST", form_of()) : ask(clip ? "clips" : "jobs", "POST", body()));
       for (const job of answer.jobs) { jobs.merge(job); asked.unshift(job.id); }
       asked.length = Math.min(asked.length, 40);
+      if (varied) input.n.value = 1;
+      varied = false;
       redraw();
     } catch (error) { failed.hidden = false; put(failed, error.message); input[error.param]?.focus(); }
     submit.disabled = false;
@@ -121,6 +123,7 @@ export function show(main) {
       if (control) control.value = value;
     }
     if (draft.n && !draft.seed) input.seed.value = "";
+    varied = Boolean(draft.n);
     if (draft.file || draft.prompt) take(draft.file);
     draft = {};
     input.prompt.focus();

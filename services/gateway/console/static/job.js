@@ -25,6 +25,7 @@ export function story(job) {
   if (job.state === "failed" || job.state === "cancelled") return `${job.state === "failed" ? "Failed" : "Cancelled"}${job.error ? `: ${job.error}` : ` after ${plural(job.steps_run, "step")}.`}`;
   const done = job.state === "succeeded";
   if (job.source === "exact") return "The same request was answered before, so its stored image was returned. No step was run.";
+  if (job.masked) return `${done ? "Kept" : "Keeps"} the given image, and ${done ? "generated" : "generates"} anew where its mask is transparent${job.start_step ? `, after step ${job.start_step} of ${job.steps}` : ", from noise"}.${done ? ` ${plural(job.steps_run, "step")} run.` : ""}`;
   if (job.source === "noise") return `${done ? "Started" : "Starts"} from noise${done ? `: all ${plural(job.steps_run, "step")} ran` : ""}.`;
   const like = job.similarity ? `, similarity ${job.similarity.toFixed(2)}` : "";
   const lost = done && job.start_step && job.steps_run >= job.steps ? " The start was lost, so all steps ran." : "";
