@@ -3,7 +3,7 @@
 PY := .venv/bin/python
 WORKERS := 3
 export PATH := $(CURDIR)/out/servers:$(PATH)
-.PHONY: help install dev demo demo-video up stack-up stack-status stack-restart stack-down test test-compose check format protos docs lock audit sbom bench faults judge clean
+.PHONY: help install dev demo demo-video up stack-up stack-status stack-restart stack-down test proofs test-compose check format protos docs lock audit sbom bench faults judge clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -35,8 +35,11 @@ stack-restart: dev ## drain a service and start it again (SERVICE=gateway: all i
 stack-down:      ## drain and stop the stack; its data stays in out/stack
 	@$(PY) -m scripts.stack down
 
-test: dev        ## run all tests with three workers, enough for two processors (WORKERS=n: with n, 0: in one process)
-	@$(PY) -m pytest -n $(WORKERS)
+test: dev        ## run the tests with three workers, enough for two processors (WORKERS=n: with n, 0: in one process)
+	@$(PY) -m pytest -n $(WORKERS) -m "not proof"
+
+proofs: dev      ## run the long proofs: fault runs, replays against serving, trainings by several processes, the tutorial
+	@$(PY) -m pytest -n $(WORKERS) -m proof
 
 test-compose: dev ## build the images, start the Docker stack and test its faults; needs a Docker engine, leaves nothing running
 	@AFTERIMAGE_TEST_COMPOSE=1 $(PY) -m pytest tests/compose

@@ -16,6 +16,7 @@ from xdist.remote import Producer
 
 from shared.runtime.settings import Settings
 from tests.memory_files import use_memory
+from tests.proofs import is_proof
 from tests.side_by_side import SideBySide, in_order
 
 ROOT = Path(__file__).parents[1]
@@ -72,8 +73,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SideByS
     return SideBySide(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """xdist's workers hand out the groups in the order in which they are collected."""
+    """Mark the long proofs. xdist's workers hand out the groups in the order in which they are collected."""
+    for item in items:
+        if is_proof(item.nodeid):
+            item.add_marker(pytest.mark.proof)
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: in_order(item.nodeid))  # stable: within a group as they were
 

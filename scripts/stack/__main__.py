@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from scripts.stack.servers import StackError
-from scripts.stack.stack import LED, PORTS, STATE_FILE, Stack, resident_bytes, serving, variable
+from scripts.stack.stack import LED, PORTS, STATE_FILE, Stack, resident_bytes, variable
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 Folder = Annotated[Path, typer.Option(help="Folder of the stack's data, logs and list of processes.")]
@@ -82,7 +82,7 @@ def status(folder: Folder = HERE) -> None:
     for name, server in Stack.load(folder.absolute()).processes.items():
         state = "dead" if not server.alive else "runs"
         if state == "runs" and "-" in name:
-            state = "serving" if serving(server.url) else "not serving"
+            state = "serving" if server.ready() else "not serving"
         well = well and state in ("runs", "serving")
         memory = f"{resident_bytes(server.pid) / 2**20:.0f} MB" if server.alive else ""
         table.add_row(name, state, str(server.pid), server.url.rpartition("@")[2], memory)

@@ -17,7 +17,9 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from scripts.stack.servers import HOST, PASSABLE, Server, StackError, free_port
+from shared.runtime import tls
 from shared.runtime.datadir import OWNER_FOLDER, private_folder, write_private
+from shared.runtime.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = (
@@ -214,7 +216,7 @@ class Stack:
             url=address,
             folder=self.folder / "services",
             command=self.command(name),
-            ready=lambda: serving(address),
+            ready=_ready(name, address, self.environment),
             environment={"AFTERIMAGE_TORCH_THREADS": str(threads), **self.environment, **own},
             start_timeout_s=START_S,
         )
@@ -253,9 +255,16 @@ class Stack:
             stack.processes[row["name"]] = found = _found(row)
             if "-" in row["name"]:
                 stack._addresses[row["name"]] = row["url"]
-                found.command, found.ready = stack.command(row["name"]), partial(serving, row["url"])
+                found.ready = _ready(row["name"], row["url"], row["environment"])
+                found.command = stack.command(row["name"])
                 found.start_timeout_s = START_S
         return stack
+
+
+def _ready(name: str, address: str, environment: Mapping[str, str]) -> Callable[[], bool]:
+    service = name.rpartition("-")[0]
+    mesh = "" if service == "gateway" else environment.get(variable("mesh_certificates"), "")
+    return partial(serving, address, service if mesh else "", mesh)
 
 
 def _found(row: Mapping[str, Any]) -> Server:
@@ -274,9 +283,16 @@ def _found(row: Mapping[str, Any]) -> Server:
     )
 
 
-def serving(address: str, timeout_s: float = 1.0) -> bool:
-    """Return whether the gRPC health service at the address reports SERVING."""
-    with grpc.insecure_channel(address) as channel:
+def serving(address: str, service: str = "", mesh: str = "", timeout_s: float = 1.0) -> bool:
+    """Return whether the gRPC health service at the address reports SERVING.
+
+    service: who must answer there by mutual TLS, with the setting `mesh_certificates`; empty: plain text."""
+    found = tls.mesh_of(Settings(mesh_certificates=mesh), tls.OPERATOR) if service else None
+    if found is None:
+        channel = grpc.insecure_channel(address)
+    else:
+        channel = grpc.secure_channel(address, found.of_a_client(), options=[tls.expecting(service)])
+    with channel:
         try:
             reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
         except grpc.RpcError:

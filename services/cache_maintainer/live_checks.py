@@ -11,7 +11,7 @@ from dataclasses import replace
 from protos import embedder_pb2 as pb
 from protos.embedder_pb2_grpc import EmbedderServiceStub
 from shared.catalog.jobs.checks import CHECKS
-from shared.domain.errors import BlobCorruptError, BlobMissingError, ConfigurationError, NotFoundError
+from shared.domain.errors import BlobCorruptError, BlobMissingError, NotFoundError
 from shared.domain.ids import new_id
 from shared.domain.messages import JobCancelled, lane_of
 from shared.domain.plan_rules import noise_plan
@@ -47,16 +47,15 @@ class LiveChecks:
         self._open, self._ended = "", asyncio.Event()
         self._early = self._shown = False
         self._recording = asyncio.Lock()  # a reset between the read and the write of a record would be lost
-        self._embedder: EmbedderServiceStub | None = None
-        with contextlib.suppress(ConfigurationError):  # without an embedder no prompt has a vector, so there is no hit
-            self._embedder = EmbedderServiceStub(context.channel("embedder"))
+        self._context = context
+        self._embeds = bool(context.addresses("embedder"))  # else no prompt has a vector, so there is no hit
 
     def finished(self, job_id: str) -> bool:
         """Return whether the job is the open check; sample the others by their id."""
         if job_id == self._open:
             self._ended.set()
             return True
-        if self._embedder is not None and hash_share(job_id) < self._settings.check_share:
+        if self._embeds and hash_share(job_id) < self._settings.check_share:
             self._sampled.append(job_id)
         return False
 
@@ -142,11 +141,11 @@ class LiveChecks:
 
     async def _compare(self, hit: Job, noise: Result) -> None:
         assert hit.result is not None
-        assert self._embedder is not None
         results = (hit.result, noise)
         images = [await self._backends.blobs.get(one.picture_key, one.picture_sha256) for one in results]
         asked = pb.EmbedImageRequest(images=images, looks=True)
-        reply: pb.EmbedImageResponse = await rpc.call(self._embedder.EmbedImage, asked, timeout_s=TIMEOUT_S)
+        embedder = self._context.stub(EmbedderServiceStub, "embedder")
+        reply: pb.EmbedImageResponse = await rpc.call(embedder.EmbedImage, asked, timeout_s=TIMEOUT_S)
         if reply.encoder_hash != hit.encoder_hash or len(reply.looks) != len(images):
             return  # the encoder, or the embedder's version, has changed since
         prompt = vector_from(hit.vector)

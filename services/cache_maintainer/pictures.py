@@ -14,7 +14,6 @@ from shared.domain.errors import (
     AfterimageError,
     BlobCorruptError,
     BlobMissingError,
-    ConfigurationError,
     InvalidRequestError,
     UnavailableError,
 )
@@ -54,16 +53,17 @@ class Pictures:
         self._heard: dict[str, Entry] = {}
         self.behind = True
         """True when the catalog must be queried for unembedded images."""
-        self._embedder: EmbedderServiceStub | None = None
-        try:
-            self._channel = context.channel("embedder")
-            self._embedder = EmbedderServiceStub(self._channel)
-        except ConfigurationError as error:
-            log("cache_maintainer").warning("images are not embedded: no embedder configured", error=str(error))
+        self._context, self._embeds = context, bool(context.addresses("embedder"))
+        if not self._embeds:
+            log("cache_maintainer").warning("images are not embedded: embedder_address is not set")
+
+    @property
+    def _embedder(self) -> EmbedderServiceStub:
+        return self._context.stub(EmbedderServiceStub, "embedder")
 
     def hear(self, entries: Iterable[Entry]) -> bool:
         """Queue the images of entries that came into the cache; return whether an image needs embedding."""
-        if self._embedder is None or self._start_something is False:
+        if not self._embeds or self._start_something is False:
             return False
         with_picture = {entry.id: entry for entry in entries if entry.picture is not None}
         if len(self._heard) + len(with_picture) > REMEMBERED:
@@ -79,7 +79,7 @@ class Pictures:
 
     async def embed_waiting(self, cache: Cache) -> int:
         """Embed the queued images, or all that the catalog lists if some may be missing; return how many."""
-        if self._embedder is None or not await self._wanted(self._embedder):
+        if not self._embeds or not await self._wanted():
             self._heard, self.behind = {}, True
             return 0
         heard, self._heard = list(self._heard.values()), {}
@@ -102,7 +102,7 @@ class Pictures:
         done, after, listed = 0, "", set[str]()
         self.behind = False
         try:
-            while self._embedder is not None:
+            while self._embeds:
                 page = await self._backends.catalog.entries.unembedded(AT_A_TIME, after)
                 if not page:
                     self._setbacks.keep(listed)
@@ -117,14 +117,14 @@ class Pictures:
             raise
         return done
 
-    async def _wanted(self, embedder: EmbedderServiceStub) -> bool:
+    async def _wanted(self) -> bool:
         if not self._start_something:
             if self._encoder is None:
                 with suppress(TimeoutError):  # at the start, an embedder in this process may not serve yet
                     async with asyncio.timeout(TIMEOUT_S):
-                        await self._channel.channel_ready()
+                        await self._context.channel("embedder").channel_ready()
                 reply = await rpc.call(
-                    embedder.EmbedText, pb.EmbedTextRequest(texts=["a picture"]), timeout_s=TIMEOUT_S
+                    self._embedder.EmbedText, pb.EmbedTextRequest(texts=["a picture"]), timeout_s=TIMEOUT_S
                 )
                 self._encoder = EncoderId(reply.encoder_hash, reply.encoder_weights)
             before = self._start_something
@@ -183,7 +183,6 @@ class Pictures:
             return None
 
     async def _ask(self, pictures: Sequence[bytes]) -> pb.EmbedImageResponse:
-        assert self._embedder is not None
         reply: pb.EmbedImageResponse = await rpc.call(
             self._embedder.EmbedImage, pb.EmbedImageRequest(images=pictures), timeout_s=TIMEOUT_S
         )

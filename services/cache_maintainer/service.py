@@ -44,6 +44,7 @@ from shared.service.leadership import Leadership
 
 class CacheMaintainerService(Upkeep, pb_grpc.CacheMaintainerServiceServicer):
     name: ClassVar[str] = "cache_maintainer"
+    callers: ClassVar[frozenset[str]] = frozenset({"gateway"})
 
     async def start(self, context: Context) -> None:
         self._context = context

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import grpc
 import typer
 from rich.console import Console
 
@@ -20,6 +21,7 @@ from shared.domain.errors import ConfigurationError, InvalidRequestError
 from shared.runtime import rpc, telemetry
 from shared.runtime.addresses import SILENT_S, NothingListensError, check_target, target_of, unreachable
 from shared.runtime.settings import Settings
+from shared.runtime.tls import OPERATOR, expecting, mesh_of
 
 LOCATE_S = 3.0
 
@@ -54,7 +56,9 @@ async def service_address(service: str, target: str | None, settings: Settings, 
     own = "" if data_dir or target else str(getattr(settings, f"{service}_address"))
     facts = None if own or target else found_running(settings.data_dir)
     if own:
-        if "," not in own and (why := await unreachable(own, SILENT_S)) is not None:
+        # a TLS server says nothing before its client
+        silent_s = None if settings.mesh_certificates else SILENT_S
+        if "," not in own and (why := await unreachable(own, silent_s)) is not None:
             raise why
         say_asked(own)
         return target_of(own, f"{service}_address")
@@ -69,6 +73,15 @@ async def service_address(service: str, target: str | None, settings: Settings, 
         raise why
     say_asked(address)
     return await _behind(address, service)
+
+
+def channel_to(service: str, address: str, settings: Settings) -> grpc.aio.Channel:
+    """Return a channel to what `service_address` found, by mutual TLS where services use it. Raises
+    ConfigurationError."""
+    own, mesh = str(getattr(settings, f"{service}_address")), mesh_of(settings, OPERATOR)
+    if mesh is None or not own or address != target_of(own, f"{service}_address"):
+        return channel(address)
+    return grpc.aio.secure_channel(address, mesh.of_a_client(), options=[expecting(service)])
 
 
 async def _behind(address: str, service: str) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
-from services.cli.connection import say_asked, service_address
+from services.cli.connection import channel_to, say_asked, service_address
 from services.cli.embedded import alone, settings_from
 from shared.client.credentials import bearer, channel
 from shared.domain.errors import ConfigurationError, NotFoundError
@@ -58,7 +58,7 @@ async def maintainer_stub(data_dir: Path | None, target: str | None) -> AsyncIte
     """Yield a stub of the running maintainer, or of one that is started for this call."""
     settings = settings_from(data_dir=data_dir)
     if address := await service_address("cache_maintainer", target, settings, data_dir):
-        async with channel(address) as running_there:
+        async with channel_to("cache_maintainer", address, settings) as running_there:
             yield CacheMaintainerServiceStub(running_there)
         return
     if not settings.catalog_url.startswith(

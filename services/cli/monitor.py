@@ -18,12 +18,13 @@ from rich.table import Table
 
 from protos import global_monitor_pb2 as pb
 from protos.global_monitor_pb2_grpc import GlobalMonitorServiceStub
-from services.cli.connection import options, service_address
+from services.cli.connection import channel_to, options, service_address
 from services.cli.display.words import wide
 from services.cli.embedded import settings_from
-from shared.client.credentials import bearer, channel
+from shared.client.credentials import bearer
 from shared.domain.errors import UnavailableError
 from shared.runtime import rpc
+from shared.runtime.settings import Settings
 
 SHOWN_CHANGES = 10
 
@@ -57,7 +58,7 @@ async def _watch(target: str | None, data_dir: Path | None, console: Console, *,
         where = f"no process works in {data_dir}" if data_dir else f"nothing listens on {settings.listen}"
         start = f"`afterimage up{options(data_dir=data_dir)}`"
         raise UnavailableError(f"{where}; start it with {start}, or name a global monitor with --target")
-    async with contextlib.aclosing(_answers(address)) as answers:
+    async with contextlib.aclosing(_answers(address, settings)) as answers:
         if once:
             if (answer := await anext(answers, None)) is None:
                 raise UnavailableError(f"{address}: the monitor is shutting down; try again in a few seconds")
@@ -68,8 +69,8 @@ async def _watch(target: str | None, data_dir: Path | None, console: Console, *,
                 live.update(shown(answer), refresh=True)
 
 
-async def _answers(address: str) -> AsyncGenerator[pb.AllocationResponse, None]:
-    async with channel(address) as to_monitor:
+async def _answers(address: str, settings: Settings) -> AsyncGenerator[pb.AllocationResponse, None]:
+    async with channel_to("global_monitor", address, settings) as to_monitor:
         try:
             allocation = GlobalMonitorServiceStub(to_monitor).Allocation
             async for answer in allocation(pb.AllocationRequest(), metadata=bearer()):

@@ -33,6 +33,7 @@ BATCH_TEXTS = 32
 
 class EmbedderService(pb_grpc.EmbedderServiceServicer):
     name: ClassVar[str] = "embedder"
+    callers: ClassVar[frozenset[str]] = frozenset({"cache_maintainer", "gateway", "retriever"})
     ports: ClassVar[frozenset[str]] = frozenset()
 
     async def start(self, context: Context) -> None:

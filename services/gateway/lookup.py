@@ -81,12 +81,9 @@ class Lookup:
         self._served = served
         self._settings, self._clock = context.settings, context.clock
         self._extracts = self._settings.decouple != "off" and bool(self._settings.extractor.strip())
-        self._extractor: TextExtractorServiceStub | None = None
-        if self._extracts and context.addresses("text_extractor"):  # an older setup starts without this service
-            self._extractor = TextExtractorServiceStub(context.channel("text_extractor"))
-        self._embedder = EmbedderServiceStub(context.channel("embedder"))
-        self._predictor = MatchPredictorServiceStub(context.channel("match_predictor"))
-        self._retriever = RetrieverServiceStub(context.channel("retriever"))
+        self._context = context
+        for service in ("embedder", "match_predictor", "retriever"):
+            context.channel(service)  # an unknown address ends the start
         self._breakers = {name: Breaker() for name in SERVICES}
 
     async def plan(
@@ -146,19 +143,20 @@ class Lookup:
         decoupled = self._extracts and (settings.decouple == "all" or request.modality is Modality.VIDEO)
         if not decoupled or request.cache is CacheMode.OFF or request.names_start:
             return
-        if self._extractor is None:
+        if not self._context.addresses("text_extractor"):  # an older setup starts without this service
             self._without("text_extractor", planned, "text_extractor_address is not set")
             return
-        start, stub = self._clock.monotonic(), self._extractor
-        found = await self._try("text_extractor", planned, lambda: self._extract_parts(stub, planned.request.prompt))
+        start = self._clock.monotonic()
+        found = await self._try("text_extractor", planned, lambda: self._extract_parts(planned.request.prompt))
         planned.timings = replace(planned.timings, extract_s=self._clock.monotonic() - start)
         if found is not None and found.sure:
             planned.parts = Parts(found.object, found.background)
         planned.unsure = found is not None and not found.sure
 
-    async def _extract_parts(self, stub: TextExtractorServiceStub, prompt: str) -> text_extractor_pb2.Parts:
+    async def _extract_parts(self, prompt: str) -> text_extractor_pb2.Parts:
         message = text_extractor_pb2.ExtractRequest(prompts=[prompt])
-        reply = await self._call(stub.Extract, message, self._settings.extract_timeout_s)
+        extractor = self._context.stub(TextExtractorServiceStub, "text_extractor")
+        reply = await self._call(extractor.Extract, message, self._settings.extract_timeout_s)
         return reply.parts[0]
 
     async def _embed(self, planned: Planned) -> None:
@@ -177,7 +175,9 @@ class Lookup:
         """Embed the whole prompt and its parts in one call (FlexCache §5)."""
         parts = planned.parts or Parts()
         texts = [planned.request.prompt, *filter(None, (parts.object, parts.background))]
-        reply = await self._call(self._embedder.EmbedText, embedder_pb2.EmbedTextRequest(texts=texts))
+        reply = await self._call(
+            self._context.stub(EmbedderServiceStub, "embedder").EmbedText, embedder_pb2.EmbedTextRequest(texts=texts)
+        )
         embedding, *others = reply.embeddings
         vectors = iter([check_vector(one.vector) for one in others])
         planned.vector, planned.encoder_hash = check_vector(embedding.vector), reply.encoder_hash
@@ -205,7 +205,7 @@ class Lookup:
             owners=owners,
             compat=str(compat),
         )
-        reply = await self._call(self._predictor.Predict, message)
+        reply = await self._call(self._context.stub(MatchPredictorServiceStub, "match_predictor").Predict, message)
         return bool(reply.hit)
 
     async def _plan(self, planned: Planned, exact: bool) -> Plan:
@@ -229,7 +229,7 @@ class Lookup:
         )
         if planned.predicted_hit is not None:
             message.predicted_hit = planned.predicted_hit
-        reply = await self._call(self._retriever.Plan, message)
+        reply = await self._call(self._context.stub(RetrieverServiceStub, "retriever").Plan, message)
         return check_plan(plan_from_proto(reply.plan), planned.request, planned.card, self._served, exact=exact)
 
     async def _plan_named(self, planned: Planned, exact: bool) -> Plan:

@@ -48,6 +48,7 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
     """The global monitor. All replicas receive events; the replica that holds the catalog's lease decides."""
 
     name: ClassVar[str] = "global_monitor"
+    callers: ClassVar[frozenset[str]] = frozenset({"gateway"})
     ports: ClassVar[frozenset[str]] = frozenset({"catalog", "bus"})
     needs: ClassVar[frozenset[str]] = frozenset({"bus"})
 

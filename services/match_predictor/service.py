@@ -38,6 +38,7 @@ RETRY_S = 2.0
 
 class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
     name: ClassVar[str] = "match_predictor"
+    callers: ClassVar[frozenset[str]] = frozenset({"gateway"})
     ports: ClassVar[frozenset[str]] = frozenset({"catalog", "bus"})
 
     async def start(self, context: Context) -> None:

@@ -47,6 +47,7 @@ MOST_NEAREST = 500
 
 class RetrieverService(pb_grpc.RetrieverServiceServicer):
     name: ClassVar[str] = "retriever"
+    callers: ClassVar[frozenset[str]] = frozenset({"gateway"})
     ports: ClassVar[frozenset[str]] = frozenset({"catalog", "index", "bus"})
 
     async def start(self, context: Context) -> None:

@@ -27,6 +27,7 @@ MAX_PROMPTS = 256
 
 class TextExtractorService(pb_grpc.TextExtractorServiceServicer):
     name: ClassVar[str] = "text_extractor"
+    callers: ClassVar[frozenset[str]] = frozenset({"gateway"})
     ports: ClassVar[frozenset[str]] = frozenset()
 
     async def start(self, context: Context) -> None:

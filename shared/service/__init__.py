@@ -7,10 +7,10 @@ import contextlib
 import gc
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -22,13 +22,15 @@ from shared.runtime import rpc, telemetry
 from shared.runtime.addresses import BALANCED, check_address, target_of
 from shared.runtime.clock import Clock, SystemClock
 from shared.runtime.settings import Settings
+from shared.runtime.tls import OPERATOR, Certificate, credentials_of, expecting, mesh_name, mesh_of
 from shared.runtime.tracing import close_tracing, open_tracing
 from shared.service.backends import PORTS, Backends, open_backends
+from shared.service.callers import Callers
 from shared.service.door import Door, check_guarded, keys_needed
 from shared.service.health import Health
 from shared.service.readiness import Readiness
-from shared.service.tls import credentials_of
 
+Stub = TypeVar("Stub")
 PUBLIC = frozenset({"gateway"})
 """Services that clients may call. The others listen only on the internal address."""
 
@@ -38,7 +40,8 @@ class Service(Protocol):
 
     A class may name the `ports` that it uses, by the fields of Backends; alone in its process it opens no others. It
     may also name the ports that it `needs`, of catalog and bus. While one of them is away, the health service reports
-    the service's name as not serving (shared/service/readiness.py).
+    the service's name as not serving (shared/service/readiness.py). Its `callers` are the services that may call it
+    where certificates tell them apart (setting `mesh_certificates`); commands always may.
     """
 
     name: ClassVar[str]
@@ -81,14 +84,31 @@ class Context:
     door: Door | None = None
     """The check of callers; None in a process without the catalog."""
     readiness: Readiness | None = None
+    mesh: Certificate | None = None
+    """What this process shows to other services; None: plain text."""
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
+    _stubs: dict[tuple[Any, str], Any] = field(default_factory=dict)
+    _former: list[grpc.aio.Channel] = field(default_factory=list)
 
     def addresses(self, service: str) -> str:
         """Return a service's addresses from the settings, else the internal address; empty where neither is known."""
         return str(getattr(self.settings, f"{service}_address", "")) or self.internal_address
 
+    def stub(self, kind: Callable[[grpc.aio.Channel], Stub], service: str) -> Stub:
+        """Return a stub of a service. Ask for it at each call: renewed certificates need another channel.
+
+        Raises ConfigurationError as `channel` does."""
+        channel = self.channel(service)
+        if (kind, service) not in self._stubs:
+            self._stubs[kind, service] = kind(channel)
+        found: Stub = self._stubs[kind, service]
+        return found
+
     def channel(self, service: str) -> grpc.aio.Channel:
         """Return the gRPC channel to a service. Raise ConfigurationError where no address is known."""
+        if self.mesh is not None and self.mesh.renewed():
+            self._former += self._channels.values()  # for the calls that run there
+            self._channels, self._stubs = {}, {}
         setting, addresses = f"{service}_address", self.addresses(service)
         if not addresses:
             raise ConfigurationError(
@@ -100,11 +120,15 @@ class Context:
             if not addresses.startswith("unix:"):
                 options.append(("grpc.service_config", BALANCED))
             target = target_of(addresses, setting)
-            self._channels[addresses] = grpc.aio.insecure_channel(target, options=options)
+            if self.mesh is None or addresses.startswith("unix:"):
+                self._channels[addresses] = grpc.aio.insecure_channel(target, options=options)
+            else:
+                options.append(expecting(service))
+                self._channels[addresses] = grpc.aio.secure_channel(target, self.mesh.of_a_client(), options=options)
         return self._channels[addresses]
 
     async def close(self) -> None:
-        for channel in self._channels.values():
+        for channel in (*self._former, *self._channels.values()):
             await channel.close()
 
 
@@ -130,18 +154,21 @@ async def running(
     """Start the services in this process, yield while they serve, then drain and stop them in reverse order."""
     ports = frozenset[str]().union(*(getattr(service, "ports", PORTS) for service in services))
     listening = ["listen", *(["http_listen"] if settings.http_listen and _any_http(services) else [])]
-    for setting in listening:
-        check_guarded(settings, setting)
-    bootstrap = any(keys_needed(settings, getattr(settings, setting)) for setting in listening)
+    alone = len(services) == 1
+    mesh = mesh_of(settings, services[0].name) if alone else None
+    behind = mesh if services[0].name not in PUBLIC else None  # certificates say who calls, so keys need not
+    if behind is None:
+        for setting in listening:
+            check_guarded(settings, setting)
+    bootstrap = behind is None and any(keys_needed(settings, getattr(settings, setting)) for setting in listening)
     if bootstrap:
         ports |= {"catalog"}  # has the keys
-    credentials = credentials_of(settings)
+    credentials = behind.credentials() if behind else credentials_of(settings)
     with _uncollected():
         backends = await open_backends(settings, ports)
     socket_dir = Path(tempfile.mkdtemp(prefix="afterimage-"))
-    alone = len(services) == 1
     internal_address = "" if alone else f"unix:{socket_dir}/internal.sock"
-    context = Context(settings, backends, clock or SystemClock(), internal_address)
+    context = Context(settings, backends, clock or SystemClock(), internal_address, mesh=mesh)
     servers: list[grpc.aio.Server] = []
     needs: dict[str, frozenset[str]] = {}
     tasks: list[asyncio.Task[None]] = []
@@ -154,10 +181,13 @@ async def running(
         if internal:
             servers.append(_server(internal, settings, health_servicer, needs))
             _bind(servers[-1], internal_address, "internal address")
-        context.door = Door(backends.catalog, settings) if "catalog" in ports else None
+        needed = behind is None and keys_needed(settings, settings.listen)
+        context.door = Door(backends.catalog, settings, needed=needed) if "catalog" in ports else None
         context.readiness = Readiness(backends, health_servicer, needs)
         doors = [context.door] if context.door else []
-        servers.append(_server(public, settings, health_servicer, needs, doors))
+        names = frozenset(mesh_name(one) for one in (*getattr(services[0], "callers", ()), OPERATOR))
+        checks = [*doors, *([Callers(names)] if behind else [])]
+        servers.append(_server(public, settings, health_servicer, needs, checks))
         port = _bind(servers[-1], settings.listen, "listen", credentials)
         if settings.health_listen:
             servers.append(rpc.server(rpc.server_options()))
@@ -228,11 +258,11 @@ def _server(
     settings: Settings,
     health_servicer: Health,
     needs: dict[str, frozenset[str]],
-    doors: Sequence[Door] = (),
+    checks: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> grpc.aio.Server:
     """Return a server with these services, health and reflection; add their needs by full service name to `needs`."""
     options = rpc.channel_options(settings.max_message_bytes, _most_received(services, settings))
-    server = rpc.server([*options, *rpc.server_options()], doors)
+    server = rpc.server([*options, *rpc.server_options()], checks)
     own = {
         name: getattr(service, "needs", frozenset[str]())
         for service in services

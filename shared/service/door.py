@@ -122,9 +122,9 @@ class Door(grpc.aio.ServerInterceptor):
     The live keys are in memory, so a call costs a hash and no query. While the catalog is away the last keys hold.
     """
 
-    def __init__(self, catalog: Catalog, settings: Settings) -> None:
-        self._keys, self._settings = catalog.keys, settings
-        self._needed = keys_needed(settings, settings.listen)
+    def __init__(self, catalog: Catalog, settings: Settings, *, needed: bool) -> None:
+        """needed: a call without a key is refused."""
+        self._keys, self._settings, self._needed = catalog.keys, settings, needed
         self._live: Mapping[str, ApiKey] = {}
         self.calls = OpenCalls(f"{AUTHORIZATION}: this key ended during the call; {_WHERE}")
         self._buckets = Buckets()

@@ -7,13 +7,17 @@ import inspect
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import grpc
 
-from shared.domain.errors import UnauthenticatedError
+from shared.domain.errors import PermissionDeniedError, UnauthenticatedError
 from shared.domain.identity import ApiKey
+
+Within = Callable[[Any], AbstractContextManager[None]]
+"""Takes the gRPC context of a call, and returns what the call runs in; it may refuse."""
+_REFUSALS = (PermissionDeniedError, UnauthenticatedError)
 
 
 class OpenCalls:
@@ -52,35 +56,7 @@ class OpenCalls:
 
     def under(self, key_id: str, handler: Any) -> Any:
         """Return a handler that does the same, until the key ends. Then the call ends as UNAUTHENTICATED."""
-        if handler is None:  # an unknown method
-            return handler
-        kind = "_".join("stream" if one else "unary" for one in (handler.request_streaming, handler.response_streaming))
-        answer, around = getattr(handler, kind), self._stream if handler.response_streaming else self._single
-        if not (inspect.isasyncgenfunction(answer) or inspect.iscoroutinefunction(answer)):  # reflection
-            return handler
-        made: Any = getattr(grpc, f"{kind}_rpc_method_handler")
-        return made(around(key_id, answer), handler.request_deserializer, handler.response_serializer)
-
-    def _single(self, key_id: str, answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        async def answered(request: Any, context: Any) -> Any:
-            try:
-                with self.noted(key_id):
-                    return await answer(request, context)
-            except UnauthenticatedError as error:
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
-
-        return answered
-
-    def _stream(self, key_id: str, answers: Callable[[Any, Any], Any]) -> Callable[[Any, Any], AsyncIterator[Any]]:
-        async def answered(request: Any, context: Any) -> AsyncIterator[Any]:
-            try:
-                with self.noted(key_id):
-                    async for one in answers(request, context):
-                        yield one
-            except UnauthenticatedError as error:
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
-
-        return answered
+        return within(lambda _: self.noted(key_id), handler)
 
     @contextmanager
     def noted(self, key_id: str) -> Iterator[None]:
@@ -100,3 +76,38 @@ class OpenCalls:
             self._tasks[key_id].discard(task)
             if not self._tasks[key_id]:
                 del self._tasks[key_id]
+
+
+def within(entered: Within, handler: Any) -> Any:
+    """Return a handler that does the same inside of `entered`, whose refusal is the call's status."""
+    if handler is None:  # an unknown method
+        return handler
+    kind = "_".join("stream" if one else "unary" for one in (handler.request_streaming, handler.response_streaming))
+    answer, around = getattr(handler, kind), _stream if handler.response_streaming else _single
+    if not (inspect.isasyncgenfunction(answer) or inspect.iscoroutinefunction(answer)):  # reflection
+        return handler
+    made: Any = getattr(grpc, f"{kind}_rpc_method_handler")
+    return made(around(entered, answer), handler.request_deserializer, handler.response_serializer)
+
+
+def _single(entered: Within, answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    async def answered(request: Any, context: Any) -> Any:
+        try:
+            with entered(context):
+                return await answer(request, context)
+        except _REFUSALS as error:
+            await context.abort(getattr(grpc.StatusCode, error.code), str(error))
+
+    return answered
+
+
+def _stream(entered: Within, answers: Callable[[Any, Any], Any]) -> Callable[[Any, Any], AsyncIterator[Any]]:
+    async def answered(request: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            with entered(context):
+                async for one in answers(request, context):
+                    yield one
+        except _REFUSALS as error:
+            await context.abort(getattr(grpc.StatusCode, error.code), str(error))
+
+    return answered

@@ -94,12 +94,11 @@ def test_every_command_on_keys_is_recorded_without_a_secret(
 
 
 async def test_a_flood_of_refused_acts_pushes_out_no_line(settings: Settings) -> None:
-    changed = settings.model_copy(update={"allow_anonymous": "never"})
     who, text = issued(principal_of("acme", "u", [Role.USER]))
     catalog = await open_catalog(settings.catalog_url)
     try:
         await catalog.keys.add(who)
-        door = Door(catalog, changed)
+        door = Door(catalog, settings, needed=True)
         await door.open(bootstrap=False)
         for _ in range(100):
             with pytest.raises(PermissionDeniedError):

@@ -32,9 +32,9 @@ from shared.domain.errors import ConfigurationError, PermissionDeniedError, Unau
 from shared.domain.identity import BOOTSTRAP, Role, issued, principal_of
 from shared.runtime.datadir import write_private
 from shared.runtime.settings import Settings
+from shared.runtime.tls import https_of
 from shared.service import Running, running
 from shared.service.door import check_guarded, keys_needed, loopback
-from shared.service.tls import https_of
 from tests.attacks.conftest import made_certificate
 
 

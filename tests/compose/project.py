@@ -30,6 +30,7 @@ class Compose:
         *,
         gateways: int = 1,
         passwords: bool = True,
+        mesh: Path | None = None,
     ) -> None:
         """settings: of all services, by their names in shared.runtime.settings."""
         self.name = f"afterimage-test-{os.getpid()}-{folder.name}".lower()
@@ -44,6 +45,8 @@ class Compose:
                 f"SETTINGS_FILE={knobs}\nIMAGE_TAG={TAG}\nGATEWAY_PORTS={self.ports[0]}-{self.ports[-1]}\n"
                 f"HTTP_PORTS={self.http_ports[0]}-{self.http_ports[-1]}\nMETRICS_PORT=0\n"
             )
+            if mesh is not None:
+                env.write(f"MESH_FOLDER={mesh}\n")
         knobs.write_text("".join(f"AFTERIMAGE_{name.upper()}={value}\n" for name, value in settings.items()))
 
     def __call__(self, *command: str, limit_s: float = COMMAND_S) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from shared.client import Client, Picture, Progress
 from shared.domain.types import PlanSource
-from tests.compose.project import BUILD_S, Compose, inspect, run
+from tests.compose.project import BUILD_S, ROOT, Compose, inspect, run
 
 PROMPT, STEPS = "a red fox in the snow", 20
 LONG = 200
@@ -56,7 +56,11 @@ class Figures:
 
 @pytest.fixture(scope="module")
 def stack(docker: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
-    compose = Compose(tmp_path_factory.mktemp("stack"), ("backends.yaml", "services.yaml"), SETTINGS, gateways=2)
+    folder = tmp_path_factory.mktemp("stack")
+    mesh = folder / "mesh"
+    run([str(ROOT / "compose/mesh_certificates.sh"), str(mesh)])
+    run(["chown", "-R", "10001", str(mesh)])
+    compose = Compose(folder, ("backends.yaml", "services.yaml", "mesh.yaml"), SETTINGS, gateways=2, mesh=mesh)
     try:
         begun = time.monotonic()
         compose("--profile", "tools", "build", limit_s=BUILD_S)

@@ -9,11 +9,11 @@ import asyncio
 import hashlib
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-import grpc
 import pytest
 
 from protos import gateway_pb2
@@ -21,6 +21,7 @@ from protos import global_monitor_pb2 as monitor_pb2
 from protos.global_monitor_pb2_grpc import GlobalMonitorServiceStub
 from scripts.stack import postgresql, rabbitmq, weaviate
 from scripts.stack.stack import PORTS, Stack, missing, variable
+from services.cli.connection import channel_to
 from services.cli.doctor.command import examine
 from services.cli.doctor.findings import Verdict
 from services.gpu_worker.families import Family, load_family
@@ -35,6 +36,7 @@ from shared.runtime.addresses import target_of
 from shared.runtime.settings import Settings
 from shared.service.backends import Backends, open_backends
 from tests import tiny, tiny_clips
+from tests.conftest import ROOT
 from tests.contracts.servers import REQUIRED, folder
 from tests.faults.cluster import SlowStack
 from tests.forking import ForkedStack
@@ -62,7 +64,10 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         required = any(name in REQUIRED and module.find() is None for name, module in NEEDED.items())
         (pytest.fail if required else pytest.skip)("; ".join(said))
     models = tiny_clips.build(tiny.build(tmp_path_factory.mktemp("models"), channels=(16,)))
+    mesh = models / "mesh"
+    subprocess.run([ROOT / "compose" / "mesh_certificates.sh", mesh], check=True)
     settings = {
+        "mesh_certificates": str(mesh),
         "large": str(models / "large"),
         "video": str(models / tiny_clips.CLIPS),
         "encoder": str(models / "clip"),
@@ -256,7 +261,9 @@ async def test_a_clip_its_parts_a_hit_and_a_repeat_through_different_gateways(
 
 async def test_the_monitor_knows_the_workers_and_takes_back_one_that_was_killed(stack: Stack) -> None:
     async def allocation() -> monitor_pb2.AllocationResponse:
-        async with grpc.aio.insecure_channel(stack.address("global_monitor-1")) as channel:
+        settings = Settings(mesh_certificates=stack.environment[variable("mesh_certificates")])
+        settings = settings.model_copy(update={"global_monitor_address": stack.address("global_monitor-1")})
+        async with channel_to("global_monitor", settings.global_monitor_address, settings) as channel:
             call = GlobalMonitorServiceStub(channel).Allocation(monitor_pb2.AllocationRequest(), timeout=LIMIT_S)
             answer: monitor_pb2.AllocationResponse = await call.read()
             call.cancel()

@@ -206,7 +206,7 @@ async def test_an_error_about_the_served_models_names_the_address(make: Make) ->
     async with house(make(large="noop:?name=large", video="")) as it:
         for words, said in (
             (("--video",), "modality: must be image, because no video model is set (setting video)"),
-            (("--quality", "sdxl"), "quality: must be one of auto, large"),
+            (("--quality", "sdxl"), "quality: must be a model served here: auto, large"),
         ):
             ask = ["generate", "a fox", *words, "--target", it.process.address]
             refused = await asyncio.to_thread(CliRunner().invoke, app, ask)

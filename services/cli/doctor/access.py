@@ -44,8 +44,8 @@ def check_access(settings: Settings) -> Iterator[Finding]:
 
 
 def _address(settings: Settings, name: str) -> Iterator[Finding]:
+    from shared.runtime.tls import https_of
     from shared.service.door import check_guarded, keys_needed, loopback
-    from shared.service.tls import https_of
 
     address = str(getattr(settings, name))
     try:

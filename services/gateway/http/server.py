@@ -27,9 +27,9 @@ from shared.runtime.addresses import check_address
 from shared.runtime.settings import Settings
 from shared.runtime.settings.network import HTTP_LISTEN
 from shared.runtime.telemetry import log
+from shared.runtime.tls import https_of
 from shared.service import Context
 from shared.service.door import keys_needed
-from shared.service.tls import https_of
 
 GRACE_S = 2
 """Seconds that running requests have at the end."""

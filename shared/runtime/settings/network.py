@@ -73,6 +73,12 @@ class Network(Section):
         "a restart.",
     )
     tls_key: str = Field("", description="PEM file with the private key of `tls_certificate`. Empty: no TLS.")
+    mesh_certificates: str = Field(
+        "",
+        description="Folder that has one folder for each service that runs here, as in `match-predictor`, with the PEM "
+        "files `tls.crt`, `tls.key` and `ca.crt`: services in processes of their own then call each other by mutual "
+        "TLS. Commands use the folder `operator`. Changed files are used without a restart. Empty: plain text.",
+    )
     embedder_address: str = Field(
         "",
         description="Address host:port of the embedder where it runs in a process of its own. Several replicas: "

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Certificates by which Afterimage's services know each other: compose/mesh_certificates.sh FOLDER [DAYS]
+# Makes FOLDER/NAME with tls.crt, tls.key and ca.crt for each service and for commands, and FOLDER/ca.key, which no
+# service needs. Run again, it renews them under the same authority; running services use the new files.
+set -euo pipefail
+umask 077
+mkdir -p "${1:?name a FOLDER}"
+cd "$1"
+days="${2:-90}"
+made="-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+if [ ! -f ca.key ]; then
+  openssl req -x509 $made -days 3650 -subj /CN=afterimage-mesh -keyout ca.key -out ca.crt 2>/dev/null
+fi
+for name in operator gateway embedder text-extractor match-predictor retriever cache-maintainer segmenter global-monitor gpu-worker; do
+  mkdir -p "$name"
+  openssl req $made -subj "/CN=$name" -keyout "$name/new.key" -out new.csr 2>/dev/null
+  openssl x509 -req -in new.csr -CA ca.crt -CAkey ca.key -days "$days" -out "$name/new.crt" 2>/dev/null \
+    -extfile <(echo "subjectAltName=DNS:$name"; echo "extendedKeyUsage=clientAuth,serverAuth")
+  cp ca.crt "$name/ca.crt"
+  mv "$name/new.key" "$name/tls.key"
+  mv "$name/new.crt" "$name/tls.crt"
+done
+rm new.csr

@@ -1,0 +1,115 @@
+"""Services of a cluster call each other by mutual TLS: each shows its name, and checks who calls and who answers."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from protos import embedder_pb2
+from protos.embedder_pb2_grpc import EmbedderServiceStub
+from services.cache_maintainer.service import CacheMaintainerService
+from services.cli.app import app
+from services.embedder.service import EmbedderService
+from shared.domain.errors import PermissionDeniedError, UnavailableError
+from shared.runtime import rpc, tls
+from shared.runtime.settings import Settings
+from shared.service import Context, running
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+
+
+@pytest.fixture
+def mesh(tmp_path: Path) -> Path:
+    return made(tmp_path / "mesh")
+
+
+def made(folder: Path) -> Path:
+    """Make the certificates, or renew them."""
+    subprocess.run([ROOT / "compose" / "mesh_certificates.sh", folder], check=True)
+    return folder
+
+
+def member(settings: Settings, mesh: Path, tiny: Path, **changed: Any) -> Settings:
+    given = {"mesh_certificates": str(mesh), "encoder": str(tiny / "clip"), "torch_threads": 1}
+    return settings.model_copy(update={**given, **changed})
+
+
+def as_service(name: str, settings: Settings, address: str) -> Context:
+    """Return what a service of this name calls the embedder with."""
+    changed = settings.model_copy(update={"embedder_address": address})
+    nothing: Any = None
+    return Context(changed, nothing, mesh=tls.mesh_of(changed, name))
+
+
+async def ask(context: Context) -> int:
+    stub: Any = context.stub(EmbedderServiceStub, "embedder")
+    reply = await rpc.call(stub.EmbedText, embedder_pb2.EmbedTextRequest(texts=["a fox"]), timeout_s=5.0)
+    return len(reply.embeddings)
+
+
+async def asked_by(name: str, settings: Settings, address: str) -> int:
+    context = as_service(name, settings, address)
+    try:
+        return await ask(context)
+    finally:
+        await context.close()
+
+
+async def test_only_a_caller_of_the_service_is_answered(
+    settings: Settings, mesh: Path, tiny: Path, tmp_path: Path
+) -> None:
+    own = member(settings, mesh, tiny)
+    async with running([EmbedderService()], own) as process:
+        assert await asked_by("gateway", own, process.address) == 1
+        assert await asked_by("cache_maintainer", own, process.address) == 1
+        with pytest.raises(PermissionDeniedError, match="certificate of segmenter may not call this service"):
+            await asked_by("segmenter", own, process.address)
+        plain, stranger = member(settings, Path(), tiny, mesh_certificates=""), made(tmp_path / "stranger")
+        for wrong in (plain, member(settings, stranger, tiny)):
+            with pytest.raises(UnavailableError):
+                await asked_by("gateway", wrong, process.address)
+
+
+async def test_who_answers_in_anothers_place_is_found_out(settings: Settings, mesh: Path, tiny: Path) -> None:
+    """A retriever that was broken into must not read prompts as the embedder."""
+    shutil.rmtree(mesh / "embedder")
+    shutil.copytree(mesh / "retriever", mesh / "embedder")
+    own = member(settings, mesh, tiny)
+    async with running([EmbedderService()], own) as process:
+        with pytest.raises(UnavailableError):
+            await asked_by("gateway", own, process.address)
+
+
+async def test_renewed_certificates_need_no_restart(
+    settings: Settings, mesh: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "LOOK_S", 0.0)
+    own = member(settings, mesh, tiny)
+    async with running([EmbedderService()], own) as process:
+        context = as_service("gateway", own, process.address)
+        assert await ask(context) == 1
+        former = await asyncio.to_thread(mesh.rename, mesh.parent / "former")
+        await asyncio.to_thread(made, mesh)  # of another authority, so that the old ones fit nowhere
+        assert await ask(context) == 1
+        with pytest.raises(UnavailableError):
+            await asked_by("gateway", member(settings, former, tiny), process.address)
+        await context.close()
+
+
+async def test_commands_show_the_operators_certificate(
+    settings: Settings, mesh: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running([CacheMaintainerService()], member(settings, mesh, tiny)) as process:
+        monkeypatch.setenv("AFTERIMAGE_CACHE_MAINTAINER_ADDRESS", process.address)
+        refused = await asyncio.to_thread(CliRunner().invoke, app, ["cache", "stats"])
+        assert refused.exit_code != 0
+        monkeypatch.setenv("AFTERIMAGE_MESH_CERTIFICATES", str(mesh))
+        answered = await asyncio.to_thread(CliRunner().invoke, app, ["cache", "stats"])
+        assert answered.exit_code == 0, answered.output

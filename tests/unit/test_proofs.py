@@ -1,0 +1,15 @@
+"""The list of long proofs names tests that exist."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.proofs import PROOFS
+
+
+@pytest.mark.parametrize("beginning", PROOFS)
+def test_a_proof_is_there(beginning: str) -> None:
+    path, _, name = beginning.partition("::")
+    assert (ROOT / path).exists()
+    assert not name or f"def {name}" in (ROOT / path).read_text()
