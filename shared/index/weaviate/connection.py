@@ -55,6 +55,7 @@ def client_of(url: str, *, connect_s: float, read_s: float, write_s: float) -> W
         additional_config=AdditionalConfig(
             timeout=Timeout(init=connect_s, query=read_s, insert=write_s),
             grpc_config=GrpcConfig(channel_options=_CHANNEL),
+            trust_env=at.http.secure,  # SSL_CERT_FILE, for an authority of one's own
         ),
         skip_init_checks=True,  # the checks would ask a package registry for new versions
     )
