@@ -14,6 +14,7 @@ import grpc
 
 from shared.domain.errors import UnauthenticatedError
 from shared.domain.identity import ApiKey
+from shared.runtime import rpc
 
 
 class OpenCalls:
@@ -67,7 +68,8 @@ class OpenCalls:
                 with self.noted(key_id):
                     return await answer(request, context)
             except UnauthenticatedError as error:
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+                rpc.end_with(rpc.to_status(error), context)
+                return None
 
         return answered
 
@@ -78,7 +80,7 @@ class OpenCalls:
                     async for one in answers(request, context):
                         yield one
             except UnauthenticatedError as error:
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+                rpc.end_with(rpc.to_status(error), context)
 
         return answered
 
