@@ -54,6 +54,8 @@ IDLE_S = 600.0
 """Seconds until a connection without a call is closed; a client that has further calls connects again by itself."""
 STRIKES = 10
 """Pings that come too fast until their connection is closed."""
+MOST_STREAMS = 1000
+"""Calls of one connection at the same time; further ones are refused as UNAVAILABLE."""
 MOST_CONNECTIONS = 10_000
 READ_ON_S = 1.0
 """Seconds for which a server reads what a client still sends of a call that it has refused."""
@@ -68,7 +70,7 @@ def server_options() -> list[tuple[str, int]]:
     files = MOST_CONNECTIONS if files == resource.RLIM_INFINITY else files
     return [
         ("grpc.so_reuseport", 0),
-        ("grpc.max_concurrent_streams", 1000),
+        ("grpc.max_concurrent_streams", MOST_STREAMS),
         # the pings of KEEPALIVE_S are accepted, also during a long silent call
         ("grpc.http2.min_ping_interval_without_data_ms", 1000),
         ("grpc.http2.max_ping_strikes", STRIKES),
@@ -278,7 +280,8 @@ def _guard_unary(
             except Exception as error:
                 if streamed:
                     await read_on(request)
-                await _abort(error, context, method, timed)
+                _refuse(error, context, method, timed)
+                return None
 
     return guarded
 
@@ -295,7 +298,7 @@ def _guard_stream(
             except Exception as error:
                 if streamed:
                     await read_on(request)
-                await _abort(error, context, method, timed)
+                _refuse(error, context, method, timed)
 
     return guarded
 
@@ -350,19 +353,26 @@ def _attributes(method: str) -> dict[str, str | int]:
     return {"rpc.system.name": "grpc", "rpc.method": method}
 
 
-async def _abort(error: Exception, context: Any, method: str, timed: _Timed) -> None:
-    """End the call with the error's status; pass gRPC's own abort through."""
-    if isinstance(error, grpc.aio.AbortError):
-        timed.code = context.code().name if context.code() else "UNKNOWN"
-        raise error
+def _refuse(error: Exception, context: Any, method: str, timed: _Timed) -> None:
+    """End the call with the error's status."""
     if not isinstance(error, AfterimageError):
         log("rpc").error("unexpected error", method=method, error=repr(error), exc_info=error)
         error = AfterimageError(f"internal error: {type(error).__name__}")
     elif error.outside != str(error):
         log("rpc").warning("a call failed", method=method, error=str(error))
     timed.code = error.code
-    status = to_status(error)
-    await context.abort(status.code, status.details, status.trailing_metadata)
+    end_with(to_status(error), context)
+
+
+def end_with(status: Any, context: Any) -> None:
+    """Make the call end with this status once its handler returns.
+
+    Handlers must not call `context.abort`: its exception refers to the call, and the call to the exception. Until
+    Python's garbage collection finds the cycle, the call counts as an open stream of its connection.
+    """
+    context.set_code(status.code)
+    context.set_details(status.details)
+    context.set_trailing_metadata(status.trailing_metadata)
 
 
 async def call(method: Callable[..., Any], request: Any, *, timeout_s: float, metadata: Any = None) -> Any:

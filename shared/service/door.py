@@ -258,7 +258,7 @@ def _refusal(error: AfterimageError, *, read_on: bool) -> Any:
     async def refuse(requests: Any, context: Any) -> None:
         if read_on:
             await rpc.read_on(requests)
-        await context.abort(status.code, status.details, status.trailing_metadata)
+        rpc.end_with(status, context)
 
     return grpc.stream_stream_rpc_method_handler(refuse)
 

@@ -8,6 +8,9 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from shared.domain.errors import OverloadedError
+from shared.runtime import rpc
+
 MOST_WATCHES = 256
 """Open calls of Watch on one process. Clients inside a cluster hold one per connection; probes use Check."""
 _ANSWER = health_pb2.HealthCheckResponse
@@ -45,13 +48,14 @@ class Health(health_pb2_grpc.HealthServicer):
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
         status = self._statuses.get(request.service)
         if status is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND)
+            context.set_code(grpc.StatusCode.NOT_FOUND)
         return _ANSWER(status=status)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
         if self.watches >= MOST_WATCHES:
             rule = f"{MOST_WATCHES} watches are open, which is the most; use Check"
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, rule)
+            rpc.end_with(rpc.to_status(OverloadedError(rule)), context)
+            return
         self.watches += 1
         last = None
         try:

@@ -1,22 +1,29 @@
-"""Connections meant to hurt: compressed messages that grow, pings without end, silence, and too many of them."""
+"""Connections meant to hurt: compressed messages that grow, pings without end, silence, refused calls, and too many."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import struct
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from shared.runtime import rpc
+from shared.runtime.settings import Settings
 from tests.attacks.conftest import Guarded
+from tests.flows.house import house
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+UNKNOWN = health_pb2.HealthCheckRequest(service="made up").SerializeToString()
 PING = struct.pack(">I", 8)[1:] + b"\x06\x00\x00\x00\x00\x00" + bytes(8)
 
 
@@ -34,6 +41,15 @@ async def closes(reader: asyncio.StreamReader, within_s: float) -> bool:
         except TimeoutError:
             return False
     return True
+
+
+async def code_of(channel: grpc.aio.Channel, method: Any, message: bytes, key: str) -> str:
+    """Call a method with this message, which is wrong, and return the status code."""
+    shape = "_".join("stream" if one else "unary" for one in (method.client_streaming, method.server_streaming))
+    make = getattr(channel, shape)(f"/{method.containing_service.full_name}/{method.name}")
+    sent = iter([message]) if method.client_streaming else message
+    call: Any = make(sent, metadata=(("authorization", f"Bearer {key}"),) if key else None, timeout=10.0)
+    return str((await call.code()).name)
 
 
 async def serves(address: str, key: str) -> bool:
@@ -93,3 +109,24 @@ async def test_connections_above_the_limit_are_closed_at_once(monkeypatch: pytes
         assert sum(found) >= 12 - 3
         for _, writer in held:
             writer.close()
+
+
+async def test_refused_calls_leave_no_stream_open(
+    settings: Settings, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refused call was an open stream until Python's garbage collection: after 15,000 of them, their connection was
+    refused every further call."""
+    monkeypatch.setattr(rpc, "MOST_STREAMS", 8)
+    own = settings.model_copy(update={"large": "noop:", "encoder": str(tiny / "clip")})
+    gateway = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"]
+    check = health_pb2.DESCRIPTOR.services_by_name["Health"].methods_by_name["Check"]
+    async with house(own) as here, grpc.aio.insecure_channel(here.process.address) as channel:
+        gc.disable()
+        try:
+            for method in (*gateway.methods, check):
+                wrong = ((UNKNOWN, ""),) if method is check else ((b"\xff", ""), (b"", "aik_wrong"))
+                for message, key in wrong:
+                    codes = {await code_of(channel, method, message, key) for _ in range(20)}
+                    assert codes <= {"INVALID_ARGUMENT", "UNAUTHENTICATED", "NOT_FOUND"}, method.name
+        finally:
+            gc.enable()
