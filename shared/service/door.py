@@ -6,32 +6,39 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
-import os
-import stat
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any
 
 import grpc
 
-from shared.catalog import Catalog, Keys
+from shared.catalog import Catalog
 from shared.domain.errors import (
     AfterimageError,
     ConfigurationError,
     PermissionDeniedError,
     RateLimitError,
     UnauthenticatedError,
+    UnavailableError,
 )
-from shared.domain.identity import ANONYMOUS, BOOTSTRAP, ApiKey, Principal, Role, digest, issued, parsed, principal_of
+from shared.domain.identity import (
+    ANONYMOUS,
+    ApiKey,
+    Principal,
+    Role,
+    digest,
+    looks_like_key,
+    parsed,
+)
 from shared.runtime import rpc
 from shared.runtime.audit import record
-from shared.runtime.datadir import OTHERS, private_file, private_folder, private_opener
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, log
+from shared.service.first_key import make_first_key
 from shared.service.open_calls import OpenCalls
 from shared.service.rates import Buckets
+from shared.service.tokens import Tokens, looks_like_token, token_id
 
 AUTHORIZATION = "authorization"
 """Name of the call metadata with the key: `Bearer aik_…`."""
@@ -126,6 +133,7 @@ class Door(grpc.aio.ServerInterceptor):
         """needed: a call without a key is refused."""
         self._keys, self._settings, self._needed = catalog.keys, settings, needed
         self._live: Mapping[str, ApiKey] = {}
+        self._tokens, self._shown = Tokens.of(settings), dict[str, ApiKey]()
         self.calls = OpenCalls(f"{AUTHORIZATION}: this key ended during the call; {_WHERE}")
         self._buckets = Buckets()
         self._unlogged, self._log_at = 0, 0.0
@@ -134,11 +142,14 @@ class Door(grpc.aio.ServerInterceptor):
     async def open(self, *, bootstrap: bool) -> None:
         """Read the keys. bootstrap: make the first one if there never was one."""
         if bootstrap:
-            await _bootstrap(self._keys, self._settings.data_dir)
+            await make_first_key(self._keys, self._settings.data_dir)
         await self._read()
+        if self._tokens is not None:
+            await self._tokens.refresh()
 
     async def run(self) -> None:
         """Read the keys again and again, until cancelled."""
+        refreshing = asyncio.create_task(self._tokens.run()) if self._tokens is not None else None
         try:
             while True:
                 await asyncio.sleep(EVERY_S)
@@ -149,10 +160,14 @@ class Door(grpc.aio.ServerInterceptor):
                     log("door").warning("keys not read", error=repr(error))
         finally:
             self.calls.close()
+            if refreshing is not None:
+                refreshing.cancel()
 
     async def _read(self) -> None:
         self._live = {key.id: key for key in await self._keys.live()}
-        self.calls.keep(self._live)
+        now = time.time()
+        self._shown = {key.id: key for key in self._shown.values() if not key.expired(now)}
+        self.calls.keep({**self._live, **self._shown})
         self._buckets.keep(self._live)
 
     async def intercept_service(
@@ -188,10 +203,15 @@ class Door(grpc.aio.ServerInterceptor):
                 if needed == {Role.OPERATOR}:
                     self.note_refused(f"{who.tenant}/{who.subject}", call, error.code)
                 raise error
-        except (UnauthenticatedError, PermissionDeniedError, RateLimitError) as error:
+        except (UnauthenticatedError, PermissionDeniedError, RateLimitError, UnavailableError) as error:
             self._refused(error, call)
             raise
         return who
+
+    def takes(self, authorization: str) -> bool:
+        """Return whether this header is for Afterimage, and not a key of another service."""
+        token = self._tokens is not None and looks_like_token(authorization.partition(" ")[2])
+        return token or looks_like_key(authorization)
 
     def note_refused(self, actor: str, call: str, outcome: str, target: str = "") -> None:
         """Record who was refused an operator's method, or an erasure: at most AUDITED lines in LOG_EVERY_S seconds."""
@@ -229,6 +249,10 @@ class Door(grpc.aio.ServerInterceptor):
         if len(given) != 1:
             raise UnauthenticatedError(f"{AUTHORIZATION}: must be one `Bearer KEY` (got {len(given)}); {_WHERE}")
         scheme, _, text = str(given[0]).partition(" ")
+        if self._tokens is not None and scheme.lower() == "bearer" and looks_like_token(text):
+            shown = self._tokens.read(text)
+            self._shown[shown.id] = shown  # its calls end with it
+            return shown
         id_and_secret = parsed(text) if scheme.lower() == "bearer" else None
         if id_and_secret is None:
             raise UnauthenticatedError(f"{AUTHORIZATION}: must be `Bearer KEY` with a key of Afterimage; {_WHERE}")
@@ -244,9 +268,10 @@ _NOBODY = digest("")
 
 
 def id_of(given: Sequence[Any]) -> str:
-    """Return the id of the key that `Door.principal` let in."""
-    found = parsed(str(given[0]).partition(" ")[2])
-    return found[0] if found else ""
+    """Return the id of the key or token that `Door.principal` let in."""
+    text = str(given[0]).partition(" ")[2]
+    found = parsed(text)
+    return found[0] if found else token_id(text)
 
 
 def _refusal(error: AfterimageError, *, read_on: bool) -> Any:
@@ -261,50 +286,3 @@ def _refusal(error: AfterimageError, *, read_on: bool) -> Any:
         rpc.end_with(status, context)
 
     return grpc.stream_stream_rpc_method_handler(refuse)
-
-
-def _left_text(path: Path) -> str:
-    """Return what the file holds. Raises PermissionError for a file that another user may have written."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with open(descriptor, encoding="utf-8") as file:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & OTHERS:
-            raise PermissionError(
-                f"{path} must be a file of this user with mode 0600, or others know its key; remove it"
-            )
-        return file.read().strip()
-
-
-async def _bootstrap(keys: Keys, folder: Path) -> None:
-    """Make the first key, with every role in the tenant `default`; only a file of the owner holds its text."""
-    path = folder / "bootstrap-key"
-    if await keys.all():
-        private_file(path)
-        return
-    who = principal_of("default", BOOTSTRAP, Role)
-    try:
-        text = await asyncio.to_thread(_first_text, path, issued(who, BOOTSTRAP)[1])
-    except OSError as error:
-        log("door").warning("no bootstrap key", why=str(error), do="run `afterimage keys create`")
-        return
-    key = ApiKey(BOOTSTRAP, digest(text.partition(".")[2]), who)
-    if await keys.add_first(key):
-        log("door").warning("made the first key, with every role", file=str(path), do="read it, then delete the file")
-        record(folder, actor="local:start", action="keys create", target=key.id)
-    else:  # another replica was first
-        await asyncio.to_thread(path.unlink)
-
-
-def _first_text(path: Path, text: str) -> str:
-    """Return the key in the file; write `text` there first, unless an earlier start did so and ended before the catalog
-    had the key."""
-    private_folder(path.parent, tighten=False)
-    try:
-        with open(path, "x", opener=private_opener) as file:
-            file.write(f"{text}\n")
-        return text
-    except FileExistsError:
-        left = _left_text(path)
-    if (found := parsed(left)) is None or found[0] != BOOTSTRAP:
-        raise FileExistsError(f"{path} is there, and has no key of a first start; remove it")
-    return left

@@ -13,7 +13,7 @@ from starlette.types import Scope
 from services.gateway.console.sessions import API, Sessions
 from services.gateway.validation import Caller, caller_of
 from shared.domain.errors import AfterimageError
-from shared.domain.identity import Principal, looks_like_key
+from shared.domain.identity import Principal
 from shared.runtime.settings import Settings
 from shared.service.door import AUTHORIZATION, CLIENTS, Door, id_of, keys_needed
 
@@ -35,7 +35,7 @@ class Callers:
         """
         given = Headers(scope=scope).getlist(AUTHORIZATION)
         if not self._key_needed:  # OpenAI's clients always send a key, also where there is none to send
-            given = [one for one in given if looks_like_key(one)]
+            given = [one for one in given if self._door.takes(one)]
         try:
             if self._sessions is not None and scope["path"].startswith(API):
                 scope[_NOTED], key_id = self._sessions.principal(scope)

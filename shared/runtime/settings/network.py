@@ -73,6 +73,16 @@ class Network(Section):
         "a restart.",
     )
     tls_key: str = Field("", description="PEM file with the private key of `tls_certificate`. Empty: no TLS.")
+    jwt_issuer: str = Field(
+        "",
+        description="Claim `iss` of the identity provider whose tokens are taken beside API keys. Empty: keys alone.",
+    )
+    jwt_audience: str = Field("", description="Claim `aud` that the provider's tokens must have.")
+    jwt_keys: str = Field(
+        "",
+        description="The provider's keys (JWKS): its https:// address, or a file. Read again every five minutes, and "
+        "when a token names an unknown key.",
+    )
     mesh_certificates: str = Field(
         "",
         description="Folder that has one folder for each service that runs here, as in `match-predictor`, with the PEM "

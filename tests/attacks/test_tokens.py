@@ -1,0 +1,173 @@
+"""Tokens of an identity provider: what they open, and every way to forge one that is known."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from joserfc import jwt
+from joserfc.jwk import ECKey, KeySet, RSAKey
+
+from shared.client import AsyncClient
+from shared.domain.errors import (
+    AfterimageError,
+    ConfigurationError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from shared.domain.identity import Role
+from shared.runtime.settings import Settings
+from shared.service import door, running, tokens
+from shared.service.tokens import Tokens
+from tests.attacks.test_open_doors import Nothing
+
+ISSUER, AUDIENCE = "https://id.example.com/", "afterimage"
+ONE, OTHER, STRANGER = (ECKey.generate_key("P-256", {"kid": name, "alg": "ES256"}) for name in ("one", "other", "one"))
+
+
+def token(key: Any = ONE, header: Mapping[str, Any] | None = None, **changed: Any) -> str:
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "tenant": "acme", "exp": int(time.time()) + 60}
+    claims = {name: value for name, value in {**claims, **changed}.items() if value is not None}
+    head = {"alg": "ES256", "kid": key.kid, **(header or {})}
+    return jwt.encode(head, claims, key, algorithms=[head["alg"]])
+
+
+def published(path: Path, *keys: Any) -> Path:
+    path.write_text(json.dumps(KeySet(list(keys)).as_dict(private=False)))
+    return path
+
+
+@pytest.fixture
+def provider(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(tokens, "EVERY_S", 0.02)
+    monkeypatch.setattr(door, "EVERY_S", 0.05)
+    keys = published(tmp_path / "keys.json", ONE)
+    given = {"jwt_issuer": ISSUER, "jwt_audience": AUDIENCE, "jwt_keys": str(keys), "allow_anonymous": "never"}
+    return settings.model_copy(update=given)
+
+
+async def outcome(address: str, text: str) -> str:
+    """Return how a call with this credential ends: `in` is past the door, where no gateway is in these tests."""
+    async with AsyncClient(address, retry_s=0.0, api_key=text) as client:
+        try:
+            await client.list_jobs()
+        except ConfigurationError:
+            return "in"
+        except AfterimageError as error:
+            return f"{type(error).__name__}: {error}"
+    return "in"
+
+
+async def test_forged_and_foreign_tokens_open_nothing(provider: Settings) -> None:
+    now, rsa = int(time.time()), RSAKey.generate_key(2048, {"kid": "one"})
+    whole = token()
+    head, body, signature = whole.split(".")
+    symmetric = urlsafe_b64encode(b'{"alg":"HS256","kid":"one"}').decode().rstrip("=")
+    mac = hmac.digest(ONE.as_pem(private=False), f"{symmetric}.{body}".encode(), "sha256")
+    forged = {
+        "expired": token(exp=now - 60),
+        "without an end": token(exp=None),
+        "not valid yet": token(nbf=now + 3600),
+        "for another service": token(aud="elsewhere"),
+        "of another provider": token(iss="https://evil.example/"),
+        "nobody's": token(sub=None),
+        "without a tenant": token(tenant=None),
+        "a tenant with a slash": token(tenant="acme/x"),
+        "signed by a stranger with the same key id": token(STRANGER),
+        "the public key as a secret": f"{symmetric}.{body}.{urlsafe_b64encode(mac).decode().rstrip('=')}",
+        "another kind of key": token(rsa, {"alg": "RS256"}),
+        "unsigned": f"eyJhbGciOiJub25lIn0.{body}.",
+        "changed": f"{head}.{body[:-2]}AA.{signature}",
+        "cut": f"{head}.{body}.",
+        "nonsense": "eyJ.eyJ.x",
+    }
+    async with running([Nothing()], provider) as process:
+        assert await outcome(process.address, whole) == "in"
+        for what, text in forged.items():
+            said = await outcome(process.address, text)
+            assert said.startswith("UnauthenticatedError: authorization: "), f"{what}: {said}"
+            assert text[:60] not in said
+
+
+async def test_roles_come_from_the_token_and_from_nowhere_else(provider: Settings) -> None:
+    read = Tokens.of(provider)
+    assert read is not None
+    with pytest.raises(UnavailableError, match="not known yet"):
+        read.read(token())
+    await read.refresh()
+    assert read.read(token()).principal.roles == {Role.USER}
+    assert read.read(token(roles=["operator", "king"])).principal.roles == {Role.OPERATOR}
+    assert read.read(token(roles="user tenant-admin")).principal.roles == {Role.USER, Role.TENANT_ADMIN}
+    for nothing in ([], "", ["king"], 7):
+        with pytest.raises((UnauthenticatedError, PermissionDeniedError)):
+            read.read(token(roles=nothing))
+    odd = read.read(token(sub="auth0|5f7c")).principal
+    assert odd.subject.startswith("sub-")
+    assert odd == read.read(token(sub="auth0|5f7c")).principal != read.read(token(sub="auth0|5f7d")).principal
+    assert read.read(token(exp=2**40)).expired(time.time() + tokens.LONGEST_S + 1)
+
+
+async def test_new_keys_of_the_provider_are_found_and_old_ones_end(
+    provider: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running([Nothing()], provider) as process:
+        early = await outcome(process.address, token(OTHER))
+        assert early.startswith("UnauthenticatedError: authorization: no key of the provider"), early
+        monkeypatch.setattr(tokens, "UNKNOWN_S", 0.1)
+        published(Path(provider.jwt_keys), OTHER)
+        async with asyncio.timeout(10.0):
+            while await outcome(process.address, token(OTHER)) != "in":
+                await asyncio.sleep(0.05)
+        assert (await outcome(process.address, token(ONE))).startswith("UnauthenticatedError")
+
+
+async def test_a_call_ends_with_its_token(provider: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "LEEWAY_S", 0)
+    place = door.Door(_NoKeys(), provider, needed=True)  # type: ignore[arg-type]  # keys alone are read
+    await place.open(bootstrap=False)
+    watching = asyncio.create_task(place.run())
+    text = token(exp=int(time.time()) + 2)
+    assert place.takes(f"Bearer {text}")
+    assert not place.takes("Bearer sk-of-another-service")
+    who = place.principal([f"Bearer {text}"], frozenset(Role), "Watch", key_needed=True)
+    assert (who.tenant, who.subject) == ("acme", "ann")
+
+    async def call() -> None:
+        with place.calls.noted(door.id_of([f"Bearer {text}"])):
+            await asyncio.sleep(60.0)
+
+    with pytest.raises(UnauthenticatedError, match="ended during the call"):
+        await asyncio.wait_for(call(), 10.0)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+class _NoKeys:
+    """A catalog without keys."""
+
+    @property
+    def keys(self) -> _NoKeys:
+        return self
+
+    async def live(self) -> list[Any]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("changed", "rule"),
+    [
+        ({"jwt_audience": ""}, "jwt_audience: must be set too"),
+        ({"jwt_keys": "http://id.example.com/keys"}, "jwt_keys: must be https"),
+    ],
+)
+def test_half_a_provider_is_refused_at_the_start(provider: Settings, changed: dict[str, str], rule: str) -> None:
+    with pytest.raises(ConfigurationError, match=rule):
+        Tokens.of(provider.model_copy(update=changed))
