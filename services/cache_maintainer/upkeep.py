@@ -53,13 +53,18 @@ class Upkeep:
             self._unembedded.set()
 
     async def catch_up(self) -> None:
-        """Cache, or drop, finished jobs whose events were missed or whose insertion failed."""
-        self._behind, seen, after = False, set[str](), ""
+        """Cache, or drop, finished jobs whose events were missed or whose insertion failed.
+
+        A page with room is the last one: on a busy server, further jobs finish during each insertion.
+        """
+        self._behind, seen, after, most = False, set[str](), "", self._settings.cache_batch_max
         try:
-            while job_ids := await self._backends.catalog.jobs.to_cache(self._settings.cache_batch_max, after):
+            while job_ids := await self._backends.catalog.jobs.to_cache(most, after):
                 await self._insert(job_ids)
                 seen.update(job_ids)
                 after = job_ids[-1]
+                if len(job_ids) < most:
+                    break
         except BaseException:
             self._behind = True
             raise

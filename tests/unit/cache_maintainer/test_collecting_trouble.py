@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -46,6 +48,24 @@ async def test_a_step_of_collecting_that_fails_keeps_none_of_the_others_from_the
         await home.service.collect()
         assert await home.found(1) == [job_id]
         assert not await home.has("states/nobody/1/5.safetensors")
+
+
+async def test_collecting_ends_while_jobs_go_on_finishing(small: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each insertion lasted longer than the pause between two jobs, so that nothing expired on a busy server."""
+    async with house(small) as home:
+        insert, prompts = home.service.cache.insert, iter(range(1000))
+
+        async def busy(job_ids: Sequence[str]) -> Any:
+            added = await insert(job_ids)
+            await finished_job(home.backends, request(f"the next, {next(prompts)}"), unit(1))
+            return added
+
+        await finished_job(home.backends, request(), unit(1))
+        monkeypatch.setattr(home.service.cache, "insert", busy)
+        async with asyncio.timeout(5.0):
+            await home.service.collect()
+        assert next(prompts) == 1
+        assert len(await home.backends.catalog.jobs.to_cache()) == 1
 
 
 async def test_checkpoints_of_a_job_that_ended_are_collected_and_those_of_one_in_work_stay(settings: Settings) -> None:
