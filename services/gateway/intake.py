@@ -249,7 +249,7 @@ class Intake:
     def _job(self, job_id: str, planned: Planned, picture: bytes) -> Job:
         assert planned.plan is not None
         request = planned.request
-        compat = planned.card.compat(request.size, request.steps, request.frames)
+        compat = planned.card.compat_for(request)
         plan = use_fallback(planned.plan, self._roster.models(self._clock.monotonic()))
         fleet = self._fleet(plan.model)
         alone_s = 0.0 if picture else self.standalones.plan_s(request, plan, fleet)

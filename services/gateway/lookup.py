@@ -198,7 +198,7 @@ class Lookup:
     async def _predict_hit(self, planned: Planned) -> bool:
         request = planned.request
         owners = visible_owners(request.tenant, request.user, public=self._settings.shares(request.tenant))
-        compat = planned.card.compat(request.size, request.steps, request.frames)
+        compat = planned.card.compat_for(request)
         message = match_predictor_pb2.PredictRequest(
             vector=planned.vector,
             encoder_hash=planned.encoder_hash,

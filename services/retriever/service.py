@@ -179,7 +179,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         question = Question(
             request=request,
             model=known.card.name,
-            compat=known.card.compat(request.size, request.steps, request.frames),
+            compat=known.card.compat_for(request),
             encoder_hash=message.encoder_hash,
             predicted_hit=predicted,
             choices=choices_of(known.card, request, self._settings.max_steps),

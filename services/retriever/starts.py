@@ -179,9 +179,11 @@ def _unfit(question: Question, compat: str, entry: Entry, kind: str) -> str:
     if kind == IMAGE:
         if entry.compat.frames != question.compat.frames:
             return "its clip has another number of frames"
+        if entry.compat.steered != question.compat.steered:
+            return "generated with another negative prompt or guidance"
         return "" if entry.picture is not None else "its picture is no longer in the cache"
     if entry.compat != question.compat and str(entry.compat) != compat:  # the string leaves out T
-        return "generated with other weights, sampler, dtype or size"
+        return "generated with other weights, sampler, dtype, size, negative prompt or guidance"
     if entry.encoder_hash != question.encoder_hash:
         return "embedded by another encoder"
     return "its masks are not in the cache (yet)" if kind == PAIR and entry.mask is None else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import numpy as np
@@ -20,7 +20,7 @@ Vector = npt.NDArray[np.float32]
 """A unit-length embedding, shape (dim,), float32."""
 
 
-REUSE = "reuse-"
+REUSE, STEERED = "reuse-", "as-"
 """Begins the part of CompatKey.sampler that names the reuse between steps."""
 
 
@@ -31,7 +31,8 @@ class CompatKey(Stored):
     weights_hash: str
     sampler: str
     """Name and configuration hash of the noise process: the sampler, or DDIM where it shares DDIM's noise levels. With
-    reuse between steps, `:reuse-` and its key follow."""
+    reuse between steps, `:reuse-` and its key follow; with a negative prompt, or another guidance than the model's own,
+    `:as-` and a hash of both."""
     dtype: str
     size: Size
     steps: int
@@ -43,7 +44,20 @@ class CompatKey(Stored):
     @property
     def step_reuse(self) -> str:
         """Return the key of the reuse between steps; empty without."""
-        return next((part.removeprefix(REUSE) for part in self.sampler.split(":") if part.startswith(REUSE)), "")
+        return self._part(REUSE)
+
+    @property
+    def steered(self) -> str:
+        """Return the hash of negative prompt and guidance; empty without, and with the model's own."""
+        return self._part(STEERED)
+
+    @property
+    def unsteered(self) -> CompatKey:
+        """Return the key without negative prompt and guidance."""
+        return replace(self, sampler=self.sampler.partition(f":{STEERED}")[0])
+
+    def _part(self, name: str) -> str:
+        return next((part.removeprefix(name) for part in self.sampler.split(":") if part.startswith(name)), "")
 
     def __str__(self) -> str:
         """Return the key that index searches filter by: every property except T."""

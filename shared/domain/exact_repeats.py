@@ -22,6 +22,7 @@ def exact_key(request: Request, compat: CompatKey, sampler: str = "") -> str:
     `sampler` is the id of the sampler. It is part of the key if it differs from the noise process in `compat`, which
     samplers may share.
     """
+    compat = compat.unsteered  # negative prompt and guidance are here as they are
     same = [
         request.modality.value,
         request.prompt,

@@ -259,7 +259,7 @@ def revalidate(plan: Plan, weights_hash: str, step_reuse: str = "") -> Plan:
 
 def smaller_starts(plan: Plan, entry: Entry, card: ModelCard, request: Request, why: str) -> Iterator[Plan]:
     """Yield plans from the entry's states below the plan's K, largest K first, for a plan whose own state is lost."""
-    if str(entry.compat) != str(card.compat(request.size, request.steps, request.frames)):
+    if str(entry.compat) != str(card.compat_for(request, guidance=plan.run_guidance(request.guidance))):
         return
     steps = plan.run_steps(request.steps)
     at = {card.step_in(state.step, entry.compat.steps, steps): state for state in entry.states}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qsl
 
-from shared.domain.cached import REUSE
+from shared.domain.cached import REUSE, STEERED
 from shared.domain.errors import InvalidRequestError, ModelError
-from shared.domain.types import CompatKey, Size
+from shared.domain.types import CompatKey, Request, Size
 from shared.models import hub
 from shared.models.checkpoint import INDEX, faults, read_json
 from shared.models.schedules import nearest_step, noise_process, same_noise_level, sampler_id
@@ -233,6 +233,23 @@ class ModelCard:
         if (windows := self.frames.windows(frames)) != (0, 0):  # the noise repeats
             process = ":".join([process, *map(str, windows)])
         return CompatKey(self.weights_hash, process, self.dtype, size, steps, frames)
+
+    def compat_for(self, request: Request, steps: int = 0, guidance: float | None = None) -> CompatKey:
+        """Return the key of a request's image. steps, guidance: of its run, where they differ from the request's.
+
+        What a request steers away from shows in its states and its image. Those of a request with a negative prompt, or
+        with another guidance than the model's own, counted in half octaves, start only requests that are steered alike.
+        """
+        key = self.compat(request.size, steps or request.steps, request.frames)
+        steered = self._steered(request.negative_prompt, request.guidance if guidance is None else guidance)
+        return replace(key, sampler=f"{key.sampler}:{STEERED}{steered}") if steered else key
+
+    def _steered(self, negative_prompt: str, guidance: float) -> str:
+        away = " ".join(negative_prompt.casefold().split()) if guidance > 1 else ""  # without guidance it has no effect
+        octave = round(2 * math.log2(max(guidance, 1.0) / max(self.default_guidance, 1.0)))
+        if not away and not octave:
+            return ""
+        return hashlib.sha256(f"{octave}\n{away}".encode()).hexdigest()[:12]
 
     def prompted_from(self, steps: int) -> int:
         """Return the number of steps that run without the prompt first, from noise, where a plan chose T = `steps`."""

@@ -3,7 +3,7 @@ that others are to start from."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -63,3 +63,21 @@ async def test_public_images_are_for_the_tenants_that_share_and_planting_them_is
 
 async def _from(client: AsyncClient, job_id: str) -> Plan:
     return (await client.generate("a wolf", steps=10, from_job=job_id, strength=0.5)).plan
+
+
+async def test_an_image_that_was_steered_away_starts_no_plain_request(guarded: Guarded) -> None:
+    """A colleague's image of the same words, made with `negative_prompt` of what they say, was a near copy to start
+    from."""
+    prompt = "a heron beside a quiet lake"
+    fields: dict[str, Any] = {"steps": 10, "variation": "same", "guidance": 3.0}
+    async with guarded.client("alice") as alice, guarded.client("bob") as bob:
+        planted = await alice.generate(prompt, negative_prompt="a heron", scope="tenant", **fields)
+        await guarded.house.settled(planted)
+
+        async def source(**changed: Any) -> PlanSource:
+            (planned,) = await bob.plan(prompt, **{**fields, **changed})
+            return planned.job.plan.source
+
+        assert await source() is PlanSource.NOISE
+        assert await source(negative_prompt="a heron", guidance=9.0) is PlanSource.NOISE
+        assert await source(negative_prompt="A  heron") is PlanSource.LATENT

@@ -93,7 +93,7 @@ async def finished_job(
     the model that was asked for where `model` generated in its place. `parts`: embedding of both parts of the
     prompt. `base`: the step that the others need."""
     compat, asked_compat = (
-        find_card(name if ":" in name else f"noop:?name={name}").compat(asked.size, asked.steps)
+        find_card(name if ":" in name else f"noop:?name={name}").compat_for(asked)
         for name in (model, asked_of or model)
     )
     job = Job(

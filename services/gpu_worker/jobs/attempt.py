@@ -265,7 +265,9 @@ class Attempt:
             timings=timings,
             warnings=joined.warnings if joined else (),
             captured=captured,
-            compat=card.compat(request.size, self.plan.run_steps(request.steps), request.frames),
+            compat=card.compat_for(
+                request, self.plan.run_steps(request.steps), self.plan.run_guidance(request.guidance)
+            ),
         )
 
     def _joined_to_lead(self, pixels: Pixels) -> Pixels:

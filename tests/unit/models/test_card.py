@@ -330,3 +330,19 @@ def test_a_continued_clip_holds_a_quarter_of_its_run_or_the_cards_overlap(
 def test_a_negative_overlap_is_refused() -> None:
     with pytest.raises(ValueError, match=r"frames: overlap must be 0 or more \(got -1\)"):
         ModelCard("clips", frames=FrameRule(overlap=-1))
+
+
+def test_what_a_request_steers_away_from_is_part_of_its_key() -> None:
+    card = find_card("bundled:large")
+    plain = Request("a fox", Size(64, 64), 50, card.default_guidance, 1)
+    own = card.compat(plain.size, plain.steps)
+    assert card.compat_for(plain) == own
+    assert card.compat_for(replace(plain, guidance=card.default_guidance * 1.1)) == own
+    away = card.compat_for(replace(plain, negative_prompt="a wolf"))
+    assert away.steered
+    assert away == card.compat_for(replace(plain, negative_prompt="  A   Wolf "))
+    stronger = card.compat_for(replace(plain, guidance=2 * card.default_guidance))
+    alone = card.compat_for(replace(plain, guidance=1.0))
+    assert len({str(one) for one in (own, away, stronger, alone)}) == 4
+    assert alone == card.compat_for(replace(plain, guidance=1.0, negative_prompt="a wolf"))
+    assert card.compat_for(plain, guidance=2 * card.default_guidance) == stronger

@@ -49,14 +49,11 @@ async def test_an_exact_repeat_only_where_the_client_named_the_seed(noop: Settin
         assert await home.backends.blobs.get(repeat.state_key, repeat.state_sha256)
         assert (await home.plan(request(), unit(1))).source is PlanSource.LATENT
         same = Variation.SAME  # another seed would start from noise
-        changed = (
-            request(seed=8, variation=same),
-            request(guidance=2.0),
-            request(negative_prompt="blue"),
-            request(steps=25),
-        )
+        changed = (request(seed=8, variation=same), request(guidance=1.1), request(steps=25))
         for other in (*changed, request(savings=0.6), request(fresh_noise=0.5)):
             assert (await home.plan(other, unit(1), seed_given=True)).source is PlanSource.LATENT
+        for steered in (request(guidance=2.0), request(guidance=1.1, negative_prompt="blue")):
+            assert (await home.plan(steered, unit(1), seed_given=True)).source is PlanSource.NOISE
         bob = request(tenant="else")
         assert (await home.plan(bob, unit(1), seed_given=True)).source is PlanSource.NOISE
 

@@ -167,7 +167,7 @@ def test_a_lost_start_becomes_the_shortest_run_from_noise() -> None:
     assert (lost.source, lost.run_steps(50), lost.capture_steps) == (PlanSource.NOISE, 5, (1, 2, 4))
     assert (lost.prompted_from, degrade(replace(ten, miss_prompted_from=1), "gone").prompted_from) == (0, 1)
     whole = entry("a", ALL, compat=replace(COMPAT, weights_hash=CARD.weights_hash))
-    keys = CARD.compat(AUTO.size, 50)
+    keys = CARD.compat_for(AUTO)
     smaller = list(smaller_starts(ten, replace(whole, compat=keys), CARD, AUTO, "gone"))
     assert [(one.start_step, one.state_key) for one in smaller] == [
         (6, "states/a/1/30"),
