@@ -4,7 +4,7 @@
     python -m bench.soak --count 500          # does the command work?
 
 Users send new scenes, edits and repeats of recent ones, cancel jobs, drop their streams, send wrong requests and read
-jobs. Each connection serves 1,000 requests. The server, with a no-op model, runs in a process of its own. Small caches
+jobs, all over one connection. The server, with a no-op model, runs in a process of its own. Small caches
 and short retention times are full soon, and turn over many times. Compared are the means of the third quarter of the
 time and of the last one.
 """
@@ -22,8 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -57,11 +56,12 @@ KINDS = {"new": 30, "edit": 27, "reroll": 8, "repeat": 10, "cancel": 8, "drop": 
 AT_ONCE, STEPS = 16, 10
 RECENT = 400
 """Requests that edits and repeats refer to."""
-PER_CONNECTION = 1000
 GROWTH = 0.05
 """Largest growth of a figure that counts as flat, as a share."""
 SLACK = 8.0
 """Growth in the figure's own unit that is always flat: a file, a thread, a row or a MiB more or less is no trend."""
+MOST_SAMPLES = 200
+"""Samples that are recorded and plotted, evenly in time; the means are of all."""
 Asked = tuple[Scene, int]
 """Scene and seed of a request."""
 
@@ -69,63 +69,37 @@ Asked = tuple[Scene, int]
 class Users:
     """Sends requests of random kinds, and counts their ends."""
 
-    def __init__(self, address: str, seed: int) -> None:
-        self._address, self._seed = address, seed
+    def __init__(self, client: AsyncClient, seed: int) -> None:
+        self._client, self._seed = client, seed
         self._recent, self._jobs = deque[Asked](maxlen=RECENT), deque[str](maxlen=RECENT)
         self.ended, self.wrong = Counter[str](), dict[str, str]()
-        self._client: AsyncClient | None = None
-        self._old = set[AsyncClient]()
-        self._busy = Counter[AsyncClient]()
-
-    async def close(self) -> None:
-        for client in {*self._old, *([self._client] if self._client else [])}:
-            await client.close()
 
     async def send(self, number: int) -> None:
         """Send one request and count its end; `wrong` has an example of each unexpected one."""
         draw = random.Random(f"{self._seed}/{number}")
         (kind,) = draw.choices([*KINDS], [*KINDS.values()])
-        async with self._connection(number) as client:
-            try:
-                self.ended[await self._one(client, draw, kind)] += 1
-            except AfterimageError as error:
-                self.ended["failed"] += 1
-                self.wrong.setdefault(f"{kind}: {error.code}: {str(error)[:200]}", f"request {number}")
-
-    @asynccontextmanager
-    async def _connection(self, number: int) -> AsyncIterator[AsyncClient]:
-        """Yield the current client. Every PER_CONNECTION requests a new one follows; the old one ends with its last."""
-        if self._client is None or number % PER_CONNECTION == 0:
-            if self._client is not None:
-                self._old.add(self._client)
-            self._client = AsyncClient(self._address)
-        client = self._client
-        self._busy[client] += 1
         try:
-            yield client
-        finally:
-            self._busy[client] -= 1
-            for done in [one for one in self._old if not self._busy[one]]:
-                self._old.discard(done)
-                del self._busy[done]
-                await done.close()
+            self.ended[await self._one(draw, kind)] += 1
+        except AfterimageError as error:
+            self.ended["failed"] += 1
+            self.wrong.setdefault(f"{kind}: {error.code}: {str(error)[:200]}", f"request {number}")
 
-    async def _one(self, client: AsyncClient, draw: random.Random, kind: str) -> str:
+    async def _one(self, draw: random.Random, kind: str) -> str:
         scene, seed = self._asked(draw, kind)
         fields: RequestFields = {"seed": seed, "user": str(draw.randrange(50)), "variation": "same", "steps": STEPS}
         match kind:
             case "wrong":
                 with contextlib.suppress(InvalidRequestError):
-                    await client.generate(caption(scene), width=63)
+                    await self._client.generate(caption(scene), width=63)
                 return "refused"
             case "read":
                 with contextlib.suppress(NotFoundError, IndexError):  # the job expired, or none was made yet
-                    await client.get_picture(draw.choice(self._jobs))
-                await client.list_jobs()
+                    await self._client.get_picture(draw.choice(self._jobs))
+                await self._client.list_jobs()
                 return "read"
             case "cancel" | "drop":
-                return await self._left(client, draw, kind, caption(scene), fields)
-        made = await client.generate(caption(scene), **fields)
+                return await self._left(draw, kind, caption(scene), fields)
+        made = await self._client.generate(caption(scene), **fields)
         self._recent.append((scene, seed))
         self._jobs.append(made.job.id)
         return f"from {made.plan.source}"
@@ -141,16 +115,14 @@ class Users:
                 return edit(scene, draw.choice(("colour", "background", "light")), draw), draw.randrange(2**32)
         return random_scene(draw), draw.randrange(2**32)
 
-    async def _left(
-        self, client: AsyncClient, draw: random.Random, kind: str, prompt: str, fields: RequestFields
-    ) -> str:
+    async def _left(self, draw: random.Random, kind: str, prompt: str, fields: RequestFields) -> str:
         """Begin a stream and leave it: cancel its job, or drop it after a few events."""
-        events, before = client.generate_stream(prompt, previews=draw.random() < 0.5, **fields), draw.randrange(4)
+        events, before = self._client.generate_stream(prompt, previews=draw.random() < 0.5, **fields), draw.randrange(4)
         try:
             async with contextlib.aclosing(events):
                 async for event in events:
                     if kind == "cancel" and isinstance(event, Accepted):
-                        await client.cancel(event.job_id)
+                        await self._client.cancel(event.job_id)
                     if kind == "drop" and (before := before - 1) < 0:
                         return "dropped"
         except CancelledError:
@@ -161,7 +133,7 @@ class Users:
 def sampled(pid: int, folder: Path) -> dict[str, float]:
     """Return what the server holds now: memory, files and threads, its rows by table, and its folder in MiB."""
     process = Path(f"/proc/{pid}")
-    found = {
+    found: dict[str, float] = {
         "resident memory, MiB": resident_mib(pid),
         "open files": len([*(process / "fd").iterdir()]),
         "threads": len([*(process / "task").iterdir()]),
@@ -178,7 +150,7 @@ def sampled(pid: int, folder: Path) -> dict[str, float]:
             with contextlib.suppress(FileNotFoundError):  # deleted in between
                 top = path.relative_to(folder).parts[0]
                 sizes[f"{top.partition('.')[0]}, MiB"] += path.stat().st_size / 2**20
-    return {**found, **dict(sorted(sizes.items()))}
+    return {**found, **{name: round(size, 2) for name, size in sorted(sizes.items())}}
 
 
 def quarters(samples: Sequence[dict[str, float]]) -> dict[str, dict[str, Any]]:
@@ -206,8 +178,9 @@ async def measure(asked: argparse.Namespace) -> dict[str, Any]:
         )
         try:
             async with AsyncClient(address, retry_s=180.0) as client:
-                await client.list_jobs(timeout_s=180.0)
-            found = await _sent(address, asked, lambda: sampled(server.pid, folder))
+                await client.list_jobs(timeout_s=180.0)  # once the server is there
+            async with AsyncClient(address, retry_s=0.0) as client:
+                found = await _sent(Users(client, asked.seed), asked, lambda: sampled(server.pid, folder))
             alive = server.returncode is None
         finally:
             if server.returncode is None:
@@ -216,9 +189,9 @@ async def measure(asked: argparse.Namespace) -> dict[str, Any]:
     return {**found, "alive": alive, "exit_code": code}
 
 
-async def _sent(address: str, asked: argparse.Namespace, sample: Callable[[], dict[str, float]]) -> dict[str, Any]:
+async def _sent(users: Users, asked: argparse.Namespace, sample: Callable[[], dict[str, float]]) -> dict[str, Any]:
     """Send all requests, AT_ONCE at a time, and take a sample every `asked.every_s` seconds."""
-    users, numbers, begun, sent = Users(address, asked.seed), iter(range(asked.count)), time.monotonic(), 0
+    numbers, begun, sent = iter(range(asked.count)), time.monotonic(), 0
     samples = list[dict[str, float]]()
 
     async def one() -> None:
@@ -231,7 +204,9 @@ async def _sent(address: str, asked: argparse.Namespace, sample: Callable[[], di
 
     async def watch() -> None:
         while True:
-            samples.append({"at_s": time.monotonic() - begun, "sent": sent, **await asyncio.to_thread(sample)})
+            samples.append(
+                {"at_s": round(time.monotonic() - begun, 1), "sent": sent, **await asyncio.to_thread(sample)}
+            )
             now = samples[-1]
             sys.stderr.write(f"{sent} requests, {now['at_s']:.0f} s, {now['resident memory, MiB']:.0f} MiB\n")
             await asyncio.sleep(asked.every_s)
@@ -242,29 +217,28 @@ async def _sent(address: str, asked: argparse.Namespace, sample: Callable[[], di
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-        await users.close()
     return {
         "sent": sent,
         "seconds": time.monotonic() - begun,
         "ended": dict(users.ended.most_common()),
         "wrong": users.wrong,
         "figures": quarters(samples),
-        "samples": samples,
+        "samples": samples[:: len(samples) // MOST_SAMPLES + 1],
     }
 
 
 def plot(samples: Sequence[dict[str, float]], path: Path) -> None:
-    """Plot each figure that was ever above 0 over the requests sent; do nothing if matplotlib is not installed."""
+    """Plot each figure that changed over the requests sent; do nothing if matplotlib is not installed."""
     if (pyplot := pyplot_or_none()) is None:
         return
-    names = dict.fromkeys(name for one in samples for name, value in one.items() if value)
-    drawn = [name for name in names if name not in ("at_s", "sent")]
+    lines = {name: [one.get(name, 0.0) for one in samples] for name in quarters(samples)}
+    drawn = [name for name, values in lines.items() if max(values) >= min(values) + 1]
     figure, places = pyplot.subplots(-(-len(drawn) // 4), 4, figsize=(13, 2 * -(-len(drawn) // 4)), squeeze=False)
     for axes in places.flat:
         axes.set_axis_off()
     for axes, name in zip(places.flat, drawn, strict=False):
         axes.set_axis_on()
-        axes.plot([one["sent"] / 1000 for one in samples], [one.get(name, 0.0) for one in samples], linewidth=0.8)
+        axes.plot([one["sent"] / 1000 for one in samples], lines[name], linewidth=0.8)
         axes.set_ylim(0, None)
         axes.set_title(name, fontsize=9)
         axes.tick_params(labelsize=7)

@@ -6,8 +6,6 @@ import asyncio
 import os
 from pathlib import Path
 
-import pytest
-
 from bench import soak
 from shared.runtime.settings import Settings
 from tests.flows.house import house
@@ -23,15 +21,11 @@ def test_growth_from_the_third_quarter_to_the_last_is_no_flat_figure() -> None:
     assert (found["rows"]["third_quarter"], found["rows"]["last_quarter"]) == (2450.0, 3450.0)
 
 
-async def test_requests_of_every_kind_end_as_they_should(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(soak, "PER_CONNECTION", 20)
+async def test_requests_of_every_kind_end_as_they_should(settings: Settings, tmp_path: Path) -> None:
     given = {name: soak.SETTINGS[name] for name in ("large", "picture_max_count")}
     async with house(settings.model_copy(update=given)) as here:
-        users = soak.Users(here.process.address, 0)
+        users = soak.Users(here.client, 0)
         await asyncio.gather(*(users.send(number) for number in range(60)))
-        await users.close()
         held = soak.sampled(os.getpid(), settings.data_dir)
     assert users.wrong == {}
     assert users.ended.total() == 60
@@ -40,6 +34,6 @@ async def test_requests_of_every_kind_end_as_they_should(
     assert held["rows of jobs"] >= 40
     assert held["open files"] > 3
     assert held["catalog, MiB"] > 0
-    samples = [{"at_s": float(n), "sent": float(n), **held} for n in range(8)]
+    samples = [{"at_s": float(n), "sent": float(n), **held, "threads": n} for n in range(8)]
     soak.plot(samples, tmp_path / "soak.png")
     assert (tmp_path / "soak.png").stat().st_size > 5000
