@@ -63,6 +63,7 @@ async def test_the_small_model_goes_on_from_the_large_ones_picture_and_again_bit
     assert job.result is not None, job.error
     assert (job.result.model, job.result.steps_run, job.plan.start_step) == ("tiny-small", STEPS - 6, 6)
     small = pair.service._place.families["tiny-small"]
+    assert job.result.compat is not None
     assert job.result.compat.unsteered == small.card.compat(Size(64, 64), STEPS)
     assert await pair.told(StateUsed) == [StateUsed(plan.entry_id, 0)]
 
