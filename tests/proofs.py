@@ -1,7 +1,7 @@
 """Long proofs: tests of minutes, which `make proofs` runs and `make test` leaves out.
 
-Each has a shorter test in `make test` that fails where the common case breaks. Run the proofs before a release, and
-after a change of what they prove.
+What serves has a shorter test in `make test` that fails where the common case breaks. Run the proofs before a release,
+and after a change of what they prove.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROOFS = (
     # a small run of each benchmark
     "tests/unit/bench/",
 )
-"""The beginnings of their node ids."""
+"""Prefixes of the node ids of proofs."""
 
 
 def is_proof(nodeid: str) -> bool:

@@ -20,7 +20,9 @@ Vector = npt.NDArray[np.float32]
 """A unit-length embedding, shape (dim,), float32."""
 
 
-REUSE, STEERED = "reuse-", "as-"
+STEERED = "as-"
+"""What begins the part of CompatKey.sampler that names negative prompt and guidance."""
+REUSE = "reuse-"
 """Begins the part of CompatKey.sampler that names the reuse between steps."""
 
 

@@ -16,11 +16,14 @@ from shared.runtime.telemetry import log
 OPERATOR = "operator"
 """Name of the certificate that commands show to services."""
 LOOK_S = 10.0
-"""Seconds between two looks at the files of a client."""
+"""Seconds between two checks of a client's files."""
 
 
 class Certificate:
-    """A certificate chain and its private key, in two PEM files that are read again when one of them changes."""
+    """A certificate chain and its private key, in PEM files that are read again when one of them changes.
+
+    An object is for a server or for a client: it remembers which files it has read.
+    """
 
     def __init__(self, certificate: Path, key: Path, authority: Path | None = None, *, named: str) -> None:
         """authority: PEM file of the authority that signs the other side's certificate, for mutual TLS.
@@ -39,16 +42,15 @@ class Certificate:
         return grpc.dynamic_ssl_server_credentials(first, self._changed, require_client_authentication=self._mutual)
 
     def of_a_client(self) -> grpc.ChannelCredentials:
-        """Return credentials that show this certificate, and check the server's. Raises ConfigurationError."""
+        """Return credentials that present this certificate, and check the server's. Raises ConfigurationError."""
         try:
-            self._seen = self._stamp()
-            chain, key, *authority = (path.read_bytes() for path in self._paths)
+            chain, key, *authority = self._files()
         except OSError as error:
             raise ConfigurationError(f"{self._named}: {error}; name PEM files") from error
         return grpc.ssl_channel_credentials(*authority, private_key=key, certificate_chain=chain)
 
     def renewed(self) -> bool:
-        """Return whether the files differ from those that `of_a_client` read; looks every LOOK_S seconds."""
+        """Return whether the files differ from those that `of_a_client` read; checks every LOOK_S seconds."""
         if (now := time.monotonic()) < self._looked_at + LOOK_S:
             return False
         self._looked_at = now
@@ -92,10 +94,17 @@ class Certificate:
             return None
 
     def _read(self) -> Any:
-        seen = self._stamp()
-        chain, key, *authority = (path.read_bytes() for path in self._paths)
-        self._seen = seen  # a failed read is tried again at the next handshake
+        chain, key, *authority = self._files()
         return grpc.ssl_server_certificate_configuration([(key, chain)], *authority)
+
+    def _files(self) -> list[bytes]:
+        """Read the files. Raises OSError; a failed read is tried again."""
+        before = self._stamp()
+        found = [path.read_bytes() for path in self._paths]
+        if self._stamp() != before:  # a new key would come with the old certificate
+            raise OSError("the files changed while they were read")
+        self._seen = before
+        return found
 
     def _stamp(self) -> Any:
         return [(found.st_mtime_ns, found.st_ino, found.st_size) for found in (path.stat() for path in self._paths)]
@@ -122,7 +131,7 @@ def _certificate(settings: Settings) -> Certificate | None:
 
 
 def mesh_of(settings: Settings, name: str) -> Certificate | None:
-    """Return the certificate that a service, or OPERATOR, shows to other services; None without mutual TLS."""
+    """Return the certificate that a service, or OPERATOR, presents to others; None without mutual TLS."""
     if not settings.mesh_certificates:
         return None
     folder = Path(settings.mesh_certificates) / mesh_name(name)

@@ -29,6 +29,7 @@ from shared.service.callers import Callers
 from shared.service.door import Door, check_guarded, keys_needed
 from shared.service.health import Health
 from shared.service.readiness import Readiness
+from shared.service.tokens import Tokens
 
 Stub = TypeVar("Stub")
 PUBLIC = frozenset({"gateway"})
@@ -85,10 +86,12 @@ class Context:
     """The check of callers; None in a process without the catalog."""
     readiness: Readiness | None = None
     mesh: Certificate | None = None
-    """What this process shows to other services; None: plain text."""
-    _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
+    """What this process presents to other services; None: plain text."""
+    _presented: grpc.ChannelCredentials | None = None
+    _channels: dict[tuple[str, str], grpc.aio.Channel] = field(default_factory=dict)
     _stubs: dict[tuple[Any, str], Any] = field(default_factory=dict)
     _former: list[grpc.aio.Channel] = field(default_factory=list)
+    _closing: set[asyncio.Future[None]] = field(default_factory=set)
 
     def addresses(self, service: str) -> str:
         """Return a service's addresses from the settings, else the internal address; empty where neither is known."""
@@ -106,26 +109,41 @@ class Context:
 
     def channel(self, service: str) -> grpc.aio.Channel:
         """Return the gRPC channel to a service. Raise ConfigurationError where no address is known."""
-        if self.mesh is not None and self.mesh.renewed():
-            self._former += self._channels.values()  # for the calls that run there
-            self._channels, self._stubs = {}, {}
         setting, addresses = f"{service}_address", self.addresses(service)
         if not addresses:
             raise ConfigurationError(
                 f"{setting}: this process needs to call {service}, which does not run in it; "
                 f"set AFTERIMAGE_{setting.upper()} to host:port (several replicas: ip:port,ip:port)"
             )
-        if addresses not in self._channels:
+        credentials = None if self.mesh is None or addresses.startswith("unix:") else self._credentials(self.mesh)
+        if (service, addresses) not in self._channels:
             options: list[tuple[str, int | str]] = [*rpc.channel_options(self.settings.max_message_bytes)]
             if not addresses.startswith("unix:"):
                 options.append(("grpc.service_config", BALANCED))
             target = target_of(addresses, setting)
-            if self.mesh is None or addresses.startswith("unix:"):
-                self._channels[addresses] = grpc.aio.insecure_channel(target, options=options)
+            if credentials is None:
+                made = grpc.aio.insecure_channel(target, options=options)
             else:
-                options.append(expecting(service))
-                self._channels[addresses] = grpc.aio.secure_channel(target, self.mesh.of_a_client(), options=options)
-        return self._channels[addresses]
+                made = grpc.aio.secure_channel(target, credentials, options=[*options, expecting(service)])
+            self._channels[service, addresses] = made
+        return self._channels[service, addresses]
+
+    def _credentials(self, mesh: Certificate) -> grpc.ChannelCredentials:
+        """Return what the files of the mesh say; after a renewal, make new channels with it. Unreadable new files are
+        logged, and the last ones hold."""
+        if self._presented is None:
+            self._presented = mesh.of_a_client()
+        elif mesh.renewed():
+            try:
+                self._presented = mesh.of_a_client()
+            except ConfigurationError as error:
+                telemetry.log("tls").error("certificate not read again", error=str(error))
+                return self._presented
+            for channel in self._former:  # of the renewal before
+                self._closing.add(asyncio.ensure_future(channel.close()))
+            self._former = [*self._channels.values()]  # for the calls that run there
+            self._channels, self._stubs = {}, {}
+        return self._presented
 
     async def close(self) -> None:
         for channel in (*self._former, *self._channels.values()):
@@ -155,8 +173,9 @@ async def running(
     ports = frozenset[str]().union(*(getattr(service, "ports", PORTS) for service in services))
     listening = ["listen", *(["http_listen"] if settings.http_listen and _any_http(services) else [])]
     alone = len(services) == 1
-    mesh = mesh_of(settings, services[0].name) if alone else None
-    behind = mesh if services[0].name not in PUBLIC else None  # certificates say who calls, so keys need not
+    first = services[0].name  # the gateway, where several services share the process
+    inner = alone and first not in PUBLIC and not settings.listen.startswith("unix:")
+    behind = mesh_of(settings, first) if inner else None  # certificates say who calls, so keys need not
     if behind is None:
         for setting in listening:
             check_guarded(settings, setting)
@@ -168,7 +187,7 @@ async def running(
         backends = await open_backends(settings, ports)
     socket_dir = Path(tempfile.mkdtemp(prefix="afterimage-"))
     internal_address = "" if alone else f"unix:{socket_dir}/internal.sock"
-    context = Context(settings, backends, clock or SystemClock(), internal_address, mesh=mesh)
+    context = Context(settings, backends, clock or SystemClock(), internal_address, mesh=mesh_of(settings, first))
     servers: list[grpc.aio.Server] = []
     needs: dict[str, frozenset[str]] = {}
     tasks: list[asyncio.Task[None]] = []
@@ -182,7 +201,8 @@ async def running(
             servers.append(_server(internal, settings, health_servicer, needs))
             _bind(servers[-1], internal_address, "internal address")
         needed = behind is None and keys_needed(settings, settings.listen)
-        context.door = Door(backends.catalog, settings, needed=needed) if "catalog" in ports else None
+        tokens = Tokens.of(settings) if first in PUBLIC else None
+        context.door = Door(backends.catalog, settings, tokens, needed=needed) if "catalog" in ports else None
         context.readiness = Readiness(backends, health_servicer, needs)
         doors = [context.door] if context.door else []
         names = frozenset(mesh_name(one) for one in (*getattr(services[0], "callers", ()), OPERATOR))

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from shared.domain.errors import PermissionDeniedError
-from shared.service.door import OPEN
+from shared.service.door import OPEN, REFLECTION
 from shared.service.open_calls import within
 
 SHOWN = "x509_subject_alternative_name"
@@ -17,7 +17,7 @@ SHOWN = "x509_subject_alternative_name"
 
 
 class Callers(grpc.aio.ServerInterceptor):
-    """Refuses calls of other certificates than those with one of these DNS names. Probes need any certificate."""
+    """Refuses calls of other certificates than those with one of these DNS names. Probes and reflection need any."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
@@ -26,7 +26,7 @@ class Callers(grpc.aio.ServerInterceptor):
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
     ) -> Any:
         handler = await continuation(details)
-        return handler if details.method.startswith(OPEN) else within(self._checked, handler)
+        return handler if details.method.startswith((OPEN, REFLECTION)) else within(self._checked, handler)
 
     @contextmanager
     def _checked(self, context: Any) -> Iterator[None]:

@@ -7,6 +7,7 @@ import contextlib
 import hmac
 import ipaddress
 import time
+from collections import ChainMap
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -50,13 +51,14 @@ AUDITED = 10
 """Most lines of refused calls in the audit log in LOG_EVERY_S seconds: a flood of them pushes out no others."""
 OPEN = "/grpc.health.v1.Health/"
 """Methods without a key: probes."""
+REFLECTION = "/grpc.reflection."
 CLIENTS = frozenset({Role.USER, Role.TENANT_ADMIN})
 """Roles that may generate and read jobs."""
 ALLOWED: tuple[tuple[str, frozenset[Role]], ...] = (
     ("/afterimage.gateway.v1.GatewayService/Locate", frozenset({Role.OPERATOR})),
     ("/afterimage.gateway.v1.GatewayService/Erase", CLIENTS | {Role.OPERATOR}),
     ("/afterimage.gateway.v1.GatewayService/", CLIENTS),
-    ("/grpc.reflection.", frozenset(Role)),
+    (REFLECTION, frozenset(Role)),
     ("/", frozenset({Role.OPERATOR})),
 )
 """Roles, one of which a method needs, by the beginning of its name; the first that fits holds."""
@@ -129,11 +131,11 @@ class Door(grpc.aio.ServerInterceptor):
     The live keys are in memory, so a call costs a hash and no query. While the catalog is away the last keys hold.
     """
 
-    def __init__(self, catalog: Catalog, settings: Settings, *, needed: bool) -> None:
-        """needed: a call without a key is refused."""
+    def __init__(self, catalog: Catalog, settings: Settings, tokens: Tokens | None = None, *, needed: bool) -> None:
+        """tokens: those of an identity provider count, too; needed: a call without a key is refused."""
         self._keys, self._settings, self._needed = catalog.keys, settings, needed
         self._live: Mapping[str, ApiKey] = {}
-        self._tokens, self._shown = Tokens.of(settings), dict[str, ApiKey]()
+        self._tokens, self._shown = tokens, dict[str, ApiKey]()
         self.calls = OpenCalls(f"{AUTHORIZATION}: this key ended during the call; {_WHERE}")
         self._buckets = Buckets()
         self._unlogged, self._log_at = 0, 0.0
@@ -164,10 +166,14 @@ class Door(grpc.aio.ServerInterceptor):
                 refreshing.cancel()
 
     async def _read(self) -> None:
-        self._live = {key.id: key for key in await self._keys.live()}
-        now = time.time()
-        self._shown = {key.id: key for key in self._shown.values() if not key.expired(now)}
-        self.calls.keep({**self._live, **self._shown})
+        try:
+            self._live = {key.id: key for key in await self._keys.live()}
+        finally:
+            now = time.time()
+            for key in [*self._shown.values()]:
+                if key.expired(now):
+                    del self._shown[key.id]
+            self.calls.keep(ChainMap({**self._live}, self._shown))  # a token counts from its first call on
         self._buckets.keep(self._live)
 
     async def intercept_service(
@@ -251,8 +257,7 @@ class Door(grpc.aio.ServerInterceptor):
         scheme, _, text = str(given[0]).partition(" ")
         if self._tokens is not None and scheme.lower() == "bearer" and looks_like_token(text):
             shown = self._tokens.read(text)
-            self._shown[shown.id] = shown  # its calls end with it
-            return shown
+            return self._shown.setdefault(shown.id, shown)  # its calls end with it
         id_and_secret = parsed(text) if scheme.lower() == "bearer" else None
         if id_and_secret is None:
             raise UnauthenticatedError(f"{AUTHORIZATION}: must be `Bearer KEY` with a key of Afterimage; {_WHERE}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ LEEWAY_S = 30
 LONGEST_S = 86_400.0
 """Seconds after which a call under a token ends, however long the token lives."""
 FETCH_S, MOST_BYTES = 5.0, 2**20
-_LOCAL = ("127.0.0.1", "localhost", "::1")
+_LOCAL = [("http", host) for host in ("127.0.0.1", "localhost", "::1")]
 
 
 class Tokens:
@@ -37,7 +38,7 @@ class Tokens:
     def __init__(self, settings: Settings) -> None:
         self._issuer, self._audience, self._where = settings.jwt_issuer, settings.jwt_audience, settings.jwt_keys
         self._keys: KeySet | None = None
-        self._read_at, self._missed = 0.0, False
+        self._read_at, self._missed = -math.inf, False
 
     @classmethod
     def of(cls, settings: Settings) -> Tokens | None:
@@ -48,8 +49,8 @@ class Tokens:
         if missing := [name for name, value in given.items() if not value]:
             raise ConfigurationError(f"{', '.join(missing)}: must be set too, or leave out all of {', '.join(given)}")
         parts = urlsplit(settings.jwt_keys)
-        if parts.scheme == "http" and parts.hostname not in _LOCAL:
-            raise ConfigurationError("jwt_keys: must be https://, or a file: whoever changes the keys may be anybody")
+        if "://" in settings.jwt_keys and parts.scheme != "https" and (parts.scheme, parts.hostname) not in _LOCAL:
+            raise ConfigurationError("jwt_keys: must be https:// or a file, or others could replace the keys")
         return cls(settings)
 
     async def run(self) -> None:
@@ -61,7 +62,7 @@ class Tokens:
     async def refresh(self) -> None:
         """Read the provider's keys again if they are due. The last ones stay where that fails."""
         now = time.monotonic()
-        if self._keys is not None and now < self._read_at + (UNKNOWN_S if self._missed else REFRESH_S):
+        if now < self._read_at + (UNKNOWN_S if self._missed or self._keys is None else REFRESH_S):
             return
         self._read_at, self._missed = now, False
         try:
@@ -72,7 +73,7 @@ class Tokens:
     async def _fetched(self) -> KeySet:
         from joserfc.jwk import KeySet
 
-        if not self._where.startswith(("https://", "http://")):
+        if "://" not in self._where:
             return KeySet.import_key_set(json.loads(await asyncio.to_thread(Path(self._where).read_bytes)))
         import httpx
 
@@ -117,7 +118,7 @@ class Tokens:
             raise UnavailableError(said, retry_after_s=1.0) from error
         except (JoseError, ValueError, TypeError, KeyError) as error:
             raise UnauthenticatedError(f"authorization: this token is refused: {_why(error)}") from error
-        ends = min(float(token.claims["exp"]), time.time() + LONGEST_S)
+        ends = min(float(token.claims["exp"]) + LEEWAY_S, time.time() + LONGEST_S)
         return ApiKey(token_id(text), "", _principal(token.claims), expires_at=ends)
 
 
@@ -132,13 +133,13 @@ def token_id(text: str) -> str:
 
 
 def _principal(claims: dict[str, Any]) -> Principal:
-    subject, roles = str(claims["sub"]), claims.get("roles", [Role.USER])
-    if not NAME.fullmatch(subject):  # providers put other characters there
+    subject, tenant, roles = str(claims["sub"]), claims.get("tenant"), claims.get("roles", [Role.USER])
+    if not NAME.fullmatch(subject) or subject.startswith("sub-"):  # providers put other characters there
         subject = f"sub-{hashlib.sha256(subject.encode()).hexdigest()[:32]}"
     given = roles.split() if isinstance(roles, str) else roles if isinstance(roles, list) else []
     known = [role for role in given if isinstance(role, str) and role in set(Role)]
     try:
-        return principal_of(str(claims.get("tenant", "")), subject, known)
+        return principal_of(tenant if isinstance(tenant, str) else "", subject, known)
     except InvalidRequestError as error:
         raise UnauthenticatedError(f"authorization: the token's claim {error}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from protos import embedder_pb2
 from protos.embedder_pb2_grpc import EmbedderServiceStub
+from scripts.stack.stack import serving
 from services.cache_maintainer.service import CacheMaintainerService
 from services.cli.app import app
 from services.embedder.service import EmbedderService
@@ -101,6 +103,31 @@ async def test_renewed_certificates_need_no_restart(
         with pytest.raises(UnavailableError):
             await asked_by("gateway", member(settings, former, tiny), process.address)
         await context.close()
+
+
+async def test_a_service_that_calls_and_is_called_renews_both_sides(
+    settings: Settings, mesh: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One side noted the new files, and the other kept the old ones until they expired."""
+    monkeypatch.setattr(tls, "LOOK_S", 0.0)
+    own = member(settings, mesh, tiny)
+    async with running([EmbedderService()], own) as embedder:
+        both = own.model_copy(update={"data_dir": tmp_path / "other", "embedder_address": embedder.address})
+        async with running([CacheMaintainerService()], both) as process:
+            for _ in range(2):
+                assert await ask(process.context) == 1
+                assert await asyncio.to_thread(serving, process.address, "cache_maintainer", str(mesh))
+                await asyncio.to_thread(shutil.rmtree, mesh)
+                assert await ask(process.context) == 1  # while the new ones are not there, the old ones hold
+                await asyncio.to_thread(made, mesh)  # of another authority
+
+
+async def test_a_renewal_leaves_the_files_to_the_user_of_the_service(mesh: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, as a renewal of another user's files does")
+    os.chown(mesh / "embedder", 10001, -1)
+    await asyncio.to_thread(made, mesh)
+    assert {path.stat().st_uid for path in (mesh / "embedder").iterdir()} == {10001}
 
 
 async def test_commands_show_the_operators_certificate(

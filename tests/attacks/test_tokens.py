@@ -8,8 +8,9 @@ import json
 import time
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from joserfc import jwt
@@ -23,11 +24,18 @@ from shared.domain.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from shared.domain.identity import Role
+from shared.domain.identity import ApiKey, Role, issued, principal_of
 from shared.runtime.settings import Settings
 from shared.service import door, running, tokens
 from shared.service.tokens import Tokens
 from tests.attacks.test_open_doors import Nothing
+
+
+class Entrance(Nothing):
+    """What clients call; there is no gateway behind it."""
+
+    name: ClassVar[str] = "gateway"
+
 
 ISSUER, AUDIENCE = "https://id.example.com/", "afterimage"
 ONE, OTHER, STRANGER = (ECKey.generate_key("P-256", {"kid": name, "alg": "ES256"}) for name in ("one", "other", "one"))
@@ -80,6 +88,7 @@ async def test_forged_and_foreign_tokens_open_nothing(provider: Settings) -> Non
         "of another provider": token(iss="https://evil.example/"),
         "nobody's": token(sub=None),
         "without a tenant": token(tenant=None),
+        "a tenant that is no text": token(tenant=5),
         "a tenant with a slash": token(tenant="acme/x"),
         "signed by a stranger with the same key id": token(STRANGER),
         "the public key as a secret": f"{symmetric}.{body}.{urlsafe_b64encode(mac).decode().rstrip('=')}",
@@ -89,7 +98,7 @@ async def test_forged_and_foreign_tokens_open_nothing(provider: Settings) -> Non
         "cut": f"{head}.{body}.",
         "nonsense": "eyJ.eyJ.x",
     }
-    async with running([Nothing()], provider) as process:
+    async with running([Entrance()], provider) as process:
         assert await outcome(process.address, whole) == "in"
         for what, text in forged.items():
             said = await outcome(process.address, text)
@@ -118,7 +127,7 @@ async def test_roles_come_from_the_token_and_from_nowhere_else(provider: Setting
 async def test_new_keys_of_the_provider_are_found_and_old_ones_end(
     provider: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running([Nothing()], provider) as process:
+    async with running([Entrance()], provider) as process:
         early = await outcome(process.address, token(OTHER))
         assert early.startswith("UnauthenticatedError: authorization: no key of the provider"), early
         monkeypatch.setattr(tokens, "UNKNOWN_S", 0.1)
@@ -131,7 +140,9 @@ async def test_new_keys_of_the_provider_are_found_and_old_ones_end(
 
 async def test_a_call_ends_with_its_token(provider: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "LEEWAY_S", 0)
-    place = door.Door(_NoKeys(), provider, needed=True)  # type: ignore[arg-type]  # keys alone are read
+    monkeypatch.setattr(door, "EVERY_S", 0.2)
+    catalog: Any = _NoKeys()
+    place = door.Door(catalog, provider, Tokens.of(provider), needed=True)
     await place.open(bootstrap=False)
     watching = asyncio.create_task(place.run())
     text = token(exp=int(time.time()) + 2)
@@ -144,21 +155,32 @@ async def test_a_call_ends_with_its_token(provider: Settings, monkeypatch: pytes
         with place.calls.noted(door.id_of([f"Bearer {text}"])):
             await asyncio.sleep(60.0)
 
+    first, begun = asyncio.create_task(call()), time.time()
+    soon = issued(principal_of("acme", "brief", [Role.USER]))[0]
+    catalog.found = [replace(soon, expires_at=begun + 0.5)]
+    await asyncio.sleep(1.0)  # a key expires meanwhile: no reason to end the calls of others
+    assert not first.done()
+    catalog.away = True  # the tokens' ends need no catalog
     with pytest.raises(UnauthenticatedError, match="ended during the call"):
-        await asyncio.wait_for(call(), 10.0)
+        await asyncio.wait_for(first, 10.0)
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
 
 
 class _NoKeys:
-    """A catalog without keys."""
+    """A catalog of keys alone."""
+
+    def __init__(self) -> None:
+        self.found, self.away = list[ApiKey](), False
 
     @property
     def keys(self) -> _NoKeys:
         return self
 
-    async def live(self) -> list[Any]:
-        return []
+    async def live(self) -> list[ApiKey]:
+        if self.away:
+            raise OSError
+        return self.found
 
 
 @pytest.mark.parametrize(

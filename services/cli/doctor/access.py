@@ -52,7 +52,10 @@ def _address(settings: Settings, name: str) -> Iterator[Finding]:
         check_guarded(settings, name)
         tls = "TLS" if https_of(settings) else "no TLS"
     except ConfigurationError as error:
-        yield wrong(NAME, str(error))
+        if settings.mesh_certificates:
+            yield warning(NAME, f"only for services that answer by mutual TLS. For the gateway, {error}")
+        else:
+            yield wrong(NAME, str(error))
         return
     if loopback(address):
         callers = "with an API key" if keys_needed(settings, address) else "without a key"

@@ -21,7 +21,7 @@ _STATUSES = {
 
 
 def video(job: Job, api: Api) -> dict[str, Any]:
-    """Return the job as a video object. Progress is that of the last step which this gateway heard of."""
+    """Return the job as a video object. Progress is that of the last step that this gateway received."""
     message = api.calls.answers.job(job)
     view, request, done = picture_of(message, b""), job.request, job.state is JobState.SUCCEEDED
     steps = job.plan.run_steps(request.steps)

@@ -87,7 +87,8 @@ class Network(Section):
         "",
         description="Folder that has one folder for each service that runs here, as in `match-predictor`, with the PEM "
         "files `tls.crt`, `tls.key` and `ca.crt`: services in processes of their own then call each other by mutual "
-        "TLS. Commands use the folder `operator`. Changed files are used without a restart. Empty: plain text.",
+        "TLS. A process of several services uses `gateway` for calls to others, and commands `operator`. Changed files "
+        "are used without a restart. Empty: plain text.",
     )
     embedder_address: str = Field(
         "",
