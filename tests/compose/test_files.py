@@ -50,10 +50,14 @@ def test_every_service_has_its_image() -> None:
     assert {name: it["build"]["args"]["SERVICE"] for name, it in services.items()} == {name: name for name in folders}
 
 
+CALL = r'(?:channel\(|Stub, )"([a-z_]+)"\)'
+"""How the code of one service names another one that it calls."""
+
+
 def test_every_address_that_the_code_calls_is_set() -> None:
     """The console asks two services that no request needs: without their addresses its pages had nothing to show."""
     code = [path.read_text() for path in (ROOT / "services").rglob("*.py")]
-    called = {name for text in code for name in re.findall(r'channel\("([a-z_]+)"\)', text)}
+    called = {name for text in code for name in re.findall(CALL, text)}
     assert {"retriever", "cache_maintainer"} <= called
     assert called == {*ASKED, *LED}
     for name, it in _served().items():

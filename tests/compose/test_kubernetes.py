@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -18,6 +19,7 @@ from shared.runtime.settings_names import misspelt
 from shared.service.door import check_guarded
 from tests.compose.kustomize import Manifest, build
 from tests.compose.project import ROOT
+from tests.compose.test_files import CALL
 
 FOLDER = ROOT / "compose/kubernetes"
 OLDEST = "1.30"
@@ -170,10 +172,14 @@ def test_only_those_that_call_a_service_reach_it() -> None:
         code = {
             path.relative_to(ROOT / "services").parts[0].replace("_", "-")
             for path in (ROOT / "services").rglob("*.py")
-            if f'channel("{called}")' in path.read_text()
+            if called in re.findall(CALL, path.read_text())
         } & {one.replace("_", "-") for one in FOLDERS}
         assert code <= allowed, name
         assert allowed <= code | {"tools"}, name
+        service = (ROOT / f"services/{called}/service.py").read_text()
+        by_certificate = re.search(r"callers: ClassVar\[frozenset\[str\]\] = frozenset\(\{(.*)\}\)", service)
+        named = {one.strip(' "').replace("_", "-") for one in by_certificate[1].split(",")} if by_certificate else set()
+        assert named == code, name
 
 
 def test_in_cluster_needs_no_certificate_and_is_open_to_nobody() -> None:
