@@ -24,6 +24,7 @@ COMMANDS: dict[str, list[str]] = {
     "scale": ["bench.scale"],
     "cluster_overhead": ["bench.cluster_overhead"],
     "overload": ["bench.overload"],
+    "fairness": ["bench.fairness"],
     "trace_plans": ["bench.trace_plans"],
     "two_models": ["bench.virtual_time.two_models"],
     "slo_latency": ["bench.virtual_time.slo_latency"],

@@ -175,6 +175,6 @@ async def _replay(settings: Settings, ids: Sequence[str]) -> tuple[int, int]:
         jobs = [job_id for letter in letters if (job_id := _job_of(letter))]
         for job_id in jobs:
             await catalog.jobs.reopen(job_id)
-        # the claim confirms a reopened row: with lane_order=urgent another job may take the letter's task, and then the
+        # the claim confirms a reopened row: another job may take the letter's task, and then the
         # sweeper sends the row's own
         return await bus.replay([letter.id for letter in letters]), len(ids) or len(letters)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from protos import common_pb2 as pb
-from services.gateway.admission import FinishRate, QueueLength, RetryAfter, check_disk, check_queue
+from services.gateway.admission import Admission, check_disk
 from services.gateway.finish import Fleet, Standalones, fleet_of
 from services.gateway.forecasts import Predictor
 from services.gateway.lookup import Lookup, Planned
@@ -26,9 +26,6 @@ from shared.domain.errors import (
     BlobCorruptError,
     BlobMissingError,
     ConfigurationError,
-    InvalidRequestError,
-    NotFoundError,
-    OverloadedError,
     StorageFullError,
     UnavailableError,
 )
@@ -77,12 +74,11 @@ class Intake:
             self._fleet,
             lambda: roster.unable(now := context.clock.monotonic()) | roster.unconsumed(now),
         )
-        self._queue, self._sent_away = QueueLength(), RetryAfter()
+        self.admission = Admission(context.settings.max_queued, context.backends.catalog.jobs.queued_by_tenant)
         scheme, _, folder = context.settings.blobs_url.partition(":")
         self._local_disk = folder if scheme == "file" else ""
         # batches end well before the next sweep, and are rare, so few coincide with generating or storing an image
         self._confirmer = Confirmer(context.backends.catalog, every_s=min(1.0, context.settings.sweep_s / 10))
-        self.rate = FinishRate()
 
     async def accept(
         self, message: pb.Request, caller: Caller, job_ids: Sequence[str], *, durable: bool, previews: bool = False
@@ -94,21 +90,16 @@ class Intake:
         for that anyway.
         """
         start = self._clock.monotonic()
-        requests, card = self._requests(message, caller, len(job_ids))
+        requests, card, said = self._requests(message, caller, len(job_ids))
         uploaded = await self._uploaded(message, requests[0])
         if uploaded is not None:
             each = zip(requests, job_ids, strict=True)
             requests = [replace(request, upload=uploaded.of_job(job_id)) for request, job_id in each]
         body = body_hash(message, len(job_ids)) if caller.idempotency_key else ""
-        try:
-            images = await self._admitted(requests, card, job_ids)
-        except (OverloadedError, UnavailableError, NotFoundError, InvalidRequestError):
-            # a retry gets its accepted job, even if the queue or the disk is full, no worker can load the model now,
-            # the image that the request starts from has expired, or the deadline cannot be met any more
-            first = await self._first(caller, body, len(job_ids))
-            if not first:
-                raise
+        # before the queue, the disk and the plan: a retry gets its accepted job, takes no place and costs no lookup
+        if first := await self._first(caller, body, len(job_ids)):
             return [Accepted(job, Timings(), confirmed=job.promised) for job in first]
+        images = await self._admitted(requests, card, job_ids, said)
         try:
             if uploaded is not None:
                 await self._uploads.store(uploaded, requests)
@@ -116,7 +107,7 @@ class Intake:
             durable = durable or any(picture for _, _, picture in images)
             rows, created = await self._written([job for job, _, _ in images], caller, body, durable=durable)
         finally:
-            self._queue.arrived(len(job_ids))
+            self.admission.arrived(caller.tenant, len(job_ids))
         if uploaded is not None and not created:
             await self._uploads.drop(requests)
         confirmed = [await self._announce(row, previews) if created else row.promised for row in rows]
@@ -130,11 +121,11 @@ class Intake:
 
     async def plan(self, message: pb.Request, caller: Caller, count: int = 1) -> list[Job]:
         """Return the jobs that `accept` would create now, without ids. Writes, sends and counts nothing."""
-        requests, card = self._requests(message, caller, count)
+        requests, card, said = self._requests(message, caller, count)
         if (uploaded := await self._uploaded(message, requests[0])) is not None:
             requests = [replace(request, upload=uploaded.of_job("")) for request in requests]
         ahead = await self._predictor.ahead(requests[0], card)
-        planned = await self._lookup.plan(requests, card, dry_run=True, ahead=ahead)
+        planned = await self._lookup.plan(requests, card, dry_run=True, ahead=ahead, warnings=said)
         return await self._predictor.predicted([self._job("", one, b"") for one in planned], ahead, refuse=False)
 
     async def close(self) -> None:
@@ -144,17 +135,20 @@ class Intake:
         """Return the checked image that the client sent along; None without one. Raises InvalidRequestError."""
         return await self._uploads.read(message.image, message.mask, request.size) if message.image else None
 
-    def _requests(self, message: pb.Request, caller: Caller, count: int) -> tuple[list[Request], ModelCard]:
-        """Return the request of each image, and the card of their model. Raises InvalidRequestError."""
+    def _requests(
+        self, message: pb.Request, caller: Caller, count: int
+    ) -> tuple[list[Request], ModelCard, Sequence[str]]:
+        """Return the request of each image, the card of their model, and warnings. Raises InvalidRequestError."""
         now = self._clock.monotonic()
         fitting = partial(self._roster.pixel_limit, now=now)
         request, card = validate(message, self._models, self._settings, caller.tenant, fitting, caller.subject)
         caller.check_scope(request, self._settings)
+        request, said = caller.clamped(request)
         if request.slo:
             multiple = self._settings.slo_classes[request.slo]
             seconds = self.standalones.slo_s(request, card.name, multiple, self._fleet(card.name))
             request = replace(request, deadline_s=seconds)
-        return seeds_of(request, count), card
+        return seeds_of(request, count), card, said
 
     async def _first(self, caller: Caller, body: str, count: int) -> list[Job]:
         """Return the jobs that the caller's idempotency key already names."""
@@ -180,18 +174,19 @@ class Intake:
         return [row], created
 
     async def _admitted(
-        self, requests: Sequence[Request], card: ModelCard, job_ids: Sequence[str]
+        self, requests: Sequence[Request], card: ModelCard, job_ids: Sequence[str], said: Sequence[str]
     ) -> list[tuple[Job, Planned, bytes]]:
-        """Admit and plan the images of a request; return each job, its plan, and the image of each exact repeat, which
-        needs neither disk space nor a worker. The caller must write the jobs' rows and call `_queue.arrived`. Raises
-        OverloadedError, NobodyAbleError and StorageFullError."""
+        """Admit and plan the images of a request, with the warnings `said`; return each job, its plan, and the image of
+        each exact repeat, which needs neither disk space nor a worker. The caller must write the jobs' rows and call
+        `admission.arrived`. Raises OverloadedError, NobodyAbleError and StorageFullError."""
         undrawable = self._undrawable(card)
         if undrawable is not None and not _may_repeat(requests[0]):
             raise undrawable
-        await self._admit(len(requests))
+        tenant = requests[0].tenant
+        await self.admission.admit(tenant, len(requests), self._clock.monotonic())
         try:
             ahead = await self._predictor.ahead(requests[0], card)
-            planned = await self._lookup.plan(requests, card, ahead=ahead)
+            planned = await self._lookup.plan(requests, card, ahead=ahead, warnings=said)
             pictures = [await self._stored_picture(one) for one in planned]
             if undrawable is not None and not all(pictures):
                 raise undrawable
@@ -199,7 +194,7 @@ class Intake:
             jobs = [self._job(job_id, one, picture) for job_id, one, picture in images]
             jobs = await self._predictor.predicted(jobs, ahead, refuse=self._settings.refuse_late)
         except BaseException:
-            self._queue.arrived(len(requests))
+            self.admission.arrived(tenant, len(requests))
             raise
         return list(zip(jobs, planned, pictures, strict=True))
 
@@ -215,14 +210,6 @@ class Intake:
         except StorageFullError as error:
             return error
         return None
-
-    async def _admit(self, places: int) -> None:
-        """Raise OverloadedError when the queue is full. A request is never refused on an old count."""
-        now, limit = self._clock.monotonic(), self._settings.max_queued
-        if self._queue.stale(now, limit, places):
-            self._queue.counted(await self._backends.catalog.jobs.queued(), now)
-        check_queue(self._queue.length, limit, self.rate.per_s(now), self._sent_away, now, places)
-        self._queue.arriving(places)
 
     async def _stored_picture(self, planned: Planned) -> bytes:
         """Return the image of an exact repeat. A request whose image cannot be read in time is planned again, without

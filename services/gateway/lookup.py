@@ -93,14 +93,15 @@ class Lookup:
         *,
         dry_run: bool = False,
         ahead: Ahead | None = None,
+        warnings: Sequence[str] = (),
     ) -> list[Planned]:
         """Return the images of a request with their plans, which start from different roots. A failing cache never
         raises, unless the request names its start.
 
         requests: the same request with the seed of each image. ahead: what the request finds; None: its
-        plans follow no deadline.
+        plans follow no deadline. warnings: those that the request has before.
         """
-        first = Planned(requests[0], card, dry_run=dry_run, ahead=ahead)
+        first = Planned(requests[0], card, dry_run=dry_run, ahead=ahead, warnings=list(warnings))
         await self._extract(first)
         await self._embed(first)
         await self._predict(first)
@@ -256,18 +257,22 @@ class Lookup:
             return await rpc.call(method, message, timeout_s=limit_s)
 
     async def _try(self, service: str, planned: Planned, ask: Callable[[], Awaitable[T]]) -> T | None:
-        """Call a service; on failure return None and note the reason on the plan."""
+        """Call a service; on failure return None and note the reason on the plan. Only admitted requests move the
+        breaker: a dry run takes no place in the queue, so a flood of them must not switch the cache off for others."""
         breaker = self._breakers[service]
-        if not breaker.allows(self._clock.monotonic()):
+        now = self._clock.monotonic()
+        if breaker.open if planned.dry_run else not breaker.allows(now):
             self._without(service, planned, "failed repeatedly and is not called for up to 30 s")
             return None
         try:
             answer = await ask()
         except (AfterimageError, TimeoutError, IndexError, ValueError) as error:
-            breaker.failed(self._clock.monotonic())
+            if not planned.dry_run:
+                breaker.failed(self._clock.monotonic())
             self._without(service, planned, _said(error), str(error))
             return None
-        breaker.succeeded()
+        if not planned.dry_run:
+            breaker.succeeded()
         return answer
 
     def _without(self, service: str, planned: Planned, what: str, logged: str = "") -> None:

@@ -67,9 +67,12 @@ class Calls:
         await self.fanout.stop()
 
     @contextlib.contextmanager
-    def open(self, count: int, *, drop_left: bool = False) -> Iterator[list[PendingCall]]:
+    def open(
+        self, count: int, *, drop_left: bool = False, drop_above_share: bool = False
+    ) -> Iterator[list[PendingCall]]:
         """Watch the jobs of a request, one per image, before they exist. When the caller leaves early, those for which
-        no other call waits are dropped if `drop_if_late` is set, or all if `drop_left` is."""
+        no other call waits are dropped if `drop_if_late` is set, or all if `drop_left` is, or if `drop_above_share` is
+        and their tenant has more of a full queue than its share."""
         if self.fanout.draining:
             raise UnavailableError(
                 "this gateway is shutting down; retry in 2 s, or ask another replica", retry_after_s=2.0
@@ -84,7 +87,7 @@ class Calls:
             except (asyncio.CancelledError, GeneratorExit):
                 if not self.fanout.draining:  # while draining, the gateway ended the call, not the client
                     for call in calls:
-                        self._left(call, drop=drop_left)
+                        self._left(call, drop=drop_left, above_share=drop_above_share)
                 raise
             finally:
                 for call in calls:
@@ -230,9 +233,11 @@ class Calls:
         sent = picture if len(picture) <= self._most_bytes else b""
         return pb.GenerateResponse(job=self.answers.job(job), picture=sent)
 
-    def _left(self, call: PendingCall, *, drop: bool) -> None:
-        job = call.job
-        if job and (drop or job.request.drop_if_late) and not self.fanout.waited_for(job.id, besides=call.watch):
+    def _left(self, call: PendingCall, *, drop: bool, above_share: bool) -> None:
+        if (job := call.job) is None or self.fanout.waited_for(job.id, besides=call.watch):
+            return
+        above = above_share and self._intake.admission.above_share(job.request.tenant)
+        if drop or above or job.request.drop_if_late:
             self.timers.drop_soon(job.id)
 
     def _unwatched(self, call: PendingCall) -> None:
@@ -245,4 +250,4 @@ class Calls:
     def _ended(self, job_id: str) -> None:
         self.timers.disarm(job_id)
         self._finished.look(job_id)
-        self._intake.rate.finished(self._clock.monotonic())
+        self._intake.admission.rate.finished(self._clock.monotonic())

@@ -116,8 +116,10 @@ class GatewayService(GatewayServiceServicer):
     # ---- handlers ----
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
-        with self._calls.open(image_count(request.n, self._context.settings)) as calls:
-            await self._calls.accept(calls, request.request, _caller(context), durable=False)
+        caller, count = _caller(context), image_count(request.n, self._context.settings)
+        # the caller learns no id, so without a key nobody can ask for the image of a call that was left
+        with self._calls.open(count, drop_above_share=not caller.idempotency_key) as calls:
+            await self._calls.accept(calls, request.request, caller, durable=False)
             return await self._calls.result(calls)
 
     async def GenerateStream(

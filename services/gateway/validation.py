@@ -17,7 +17,7 @@ from shared.domain.errors import InvalidRequestError, PermissionDeniedError
 from shared.domain.identity import NAME, Principal, Role, subject_of, under
 from shared.domain.ids import is_id
 from shared.domain.plan_rules import steps_at
-from shared.domain.types import CacheMode, Modality, Request, Scope, Size
+from shared.domain.types import URGENT, CacheMode, Modality, Request, Scope, Size
 from shared.models import ModelCard, of_images
 from shared.models.memory import MOST_PIXELS
 from shared.runtime.rpc_types import cache_from_proto, scope_from_proto, variation_from_proto
@@ -41,7 +41,7 @@ _ENUMS = {
 }
 """Names of the enum values by field and number."""
 _MAX_USER_CHARS = 200
-_MAX_PRIORITY = 100
+MOST_PRIORITY = 100
 _STRENGTH = 0.8
 """Strength of a request that names only `from_job` or `image`, as in diffusers."""
 
@@ -57,6 +57,8 @@ class Caller:
     """Sees the jobs of all subjects of the tenant."""
     publishes: bool = True
     """May write public entries."""
+    most_priority: int = MOST_PRIORITY
+    """Highest priority of its requests."""
 
     @property
     def owner(self) -> str:
@@ -73,6 +75,14 @@ class Caller:
             raise InvalidRequestError("scope", rule, f"tenant {self.tenant}")
         if not self.publishes:
             raise PermissionDeniedError(f"scope: public needs a key with the role {Role.PUBLISHER}")
+
+    def clamped(self, request: Request) -> tuple[Request, list[str]]:
+        """Return the request with a priority that its key's roles allow, and a warning if this lowers it."""
+        most = self.most_priority
+        if request.priority <= most:
+            return request, []
+        why = f"priority: {request.priority} needs a key with the role {Role.TENANT_ADMIN}; {most} is used"
+        return replace(request, priority=most), [why]
 
     def may_see(self, tenant: str, user: str) -> bool:
         """Return whether a job of this tenant and stored user is the caller's, or of an admin's tenant."""
@@ -143,8 +153,8 @@ def validate(
     card.check(size, steps, guidance, most_steps=settings.max_steps)
     frames = _frames(message, card) if video else _one_frame(message)
     check_work(size, frames, steps, settings, fitting=fitting(card.name))
-    if abs(message.priority) > _MAX_PRIORITY:
-        raise InvalidRequestError("priority", f"must be from -{_MAX_PRIORITY} to {_MAX_PRIORITY}", message.priority)
+    if abs(message.priority) > MOST_PRIORITY:
+        raise InvalidRequestError("priority", f"must be from -{MOST_PRIORITY} to {MOST_PRIORITY}", message.priority)
     _check_upload(message, settings)
     user = under(subject, message.user)
     if message.scope == pb.SCOPE_PRIVATE and not user:
@@ -210,6 +220,8 @@ def caller_of(who: Principal, metadata: Sequence[tuple[str, Any]]) -> Caller:
         subject=who.subject,
         admin=Role.TENANT_ADMIN in who.roles,
         publishes=Role.PUBLISHER in who.roles,
+        # whose job of the tenant overtakes the others is its admin's decision
+        most_priority=MOST_PRIORITY if Role.TENANT_ADMIN in who.roles or not who.subject else URGENT - 1,
     )
 
 

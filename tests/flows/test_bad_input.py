@@ -13,6 +13,7 @@ from protos.gateway_pb2_grpc import GatewayServiceStub
 from services.gateway.roster import Roster
 from shared.domain.errors import ConflictError, InvalidRequestError, NotFoundError, OverloadedError
 from shared.runtime import rpc
+from shared.runtime.telemetry import METRICS
 from tests.flows.conftest import Make
 from tests.flows.house import house
 
@@ -107,15 +108,22 @@ async def test_tenants_keys_pages_and_ids_are_checked_too(make: Make) -> None:
 async def test_the_same_key_with_another_body_is_a_conflict_and_with_the_same_one_the_same_job(make: Make) -> None:
     async with house(make(large="noop:")) as it:
         first = await it.client.generate("a fox", steps=2, idempotency_key="k1")
+        before = planning_s()
         again = await it.client.generate("a fox", steps=2, idempotency_key="k1")
         with pytest.raises(ConflictError, match="k1"):
             await it.client.generate("a dog", steps=2, idempotency_key="k1")
+        assert planning_s() == before, "the key is looked up before anything is planned"
         it.client._tenant = "other"
         theirs = await it.client.generate("a dog", steps=2, idempotency_key="k1")
 
     assert again.job.id == first.job.id
     assert (again.png, again.seed) == (first.png, first.seed)
     assert theirs.job.id != first.job.id
+
+
+def planning_s() -> float:
+    """Seconds that this process spent on plans of accepted requests so far."""
+    return float(METRICS.stage_seconds.labels("plan")._sum.get())
 
 
 async def test_what_no_workers_memory_holds_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,22 +13,25 @@ from services.gpu_worker.jobs.attempt import Attempt, AttemptContext
 from services.gpu_worker.jobs.catalog_gate import CatalogGate
 from services.gpu_worker.jobs.claims import Claims
 from services.gpu_worker.jobs.crash_evidence import CRASHES_TOGETHER, condemned
+from services.gpu_worker.jobs.fair_shares import FairShares, work_of
 from services.gpu_worker.jobs.lane_consumer import LaneConsumer
 from services.gpu_worker.jobs.leases import Presence, Renewal
 from services.gpu_worker.jobs.process import WorkerProcess
 from shared.blobs.ahead import ReadAhead
 from shared.bus import Delivery, trace
+from shared.catalog.jobs.checks import CHECKS
 from shared.catalog.jobs.exposure import RENEWALS
 from shared.domain.errors import AfterimageError, NotFoundError, UnreadableRowError
 from shared.domain.messages import GenerateImage
 from shared.domain.types import Job, JobState
-from shared.domain.urgency import AGED_EVERY
 from shared.runtime import tracing
 from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
 
 LOOKED_AT = 8
-"""Most urgent jobs that a worker reads at once: others may claim the first of them meanwhile."""
+"""Next jobs of each tenant that a worker reads at once: others may claim the first of them meanwhile."""
+ALONE_S = 0.1
+"""Seconds for which a lane where one tenant waits is not read again, in order of arrival."""
 
 
 class Tasks:
@@ -53,11 +56,11 @@ class Tasks:
         self._prompt = prompt.jobs
         self.claims = Claims(prompt.jobs, worker, settings.lease_s)
         self.endings = endings.Endings(context, worker, self.claims)
-        ordered = settings.lane_order == "urgent"
-        self.lanes = LaneConsumer(context.backends.bus, settings.max_rows, partial(self.handle, ordered=ordered))
+        self._order = settings.lane_order
+        self._shares, self._alone_until = FairShares(), dict[str, float]()
+        self.lanes = LaneConsumer(context.backends.bus, settings.max_rows, partial(self.handle, ordered=True))
         # a consumer of their own: clips that wait for rows would keep images from being taken
         self.clip_lanes = LaneConsumer(context.backends.bus, settings.max_rows, self.handle, ahead=False)
-        self._urgent_claims = 0
         self.gate = CatalogGate(catalog, self.lanes, self.clip_lanes)
         self._loops = (
             Renewal(catalog, self.claims, self.attempts, settings.lease_s),
@@ -84,7 +87,7 @@ class Tasks:
 
     async def handle(self, delivery: Delivery, *, ordered: bool = False) -> None:
         """Carry out one task. If a backend is away or a bug raises an error, put the task back into its lane. ordered:
-        the task may be exchanged for that of a more urgent job of its lane."""
+        the task may be exchanged for that of a job of its lane whose turn it is."""
         message = delivery.message
         if not isinstance(message, GenerateImage):
             await delivery.bury(f"a generate lane takes GenerateImage only (got {type(message).__name__})")
@@ -106,27 +109,32 @@ class Tasks:
             await delivery.reject(delay_s=endings.BUSY_RETRY_S, counts=False)
 
     async def _carry_out(self, task: GenerateImage, delivery: Delivery, alone: bool, ordered: bool) -> bool:
-        """Carry out the most urgent job of the lane, if `ordered`, else the task's own.
+        """Carry out the job of the lane whose turn it is, if `ordered` and if it matters, else the task's own.
 
         Return False when the job must run alone in this process; the job stays unclaimed until then. A claimed job that
         waits for others would count as present at their crash, and could be condemned in the end.
         """
-        if ordered and not delivery.redelivered and await self._carry_out_urgent(task, delivery):
-            return True
+        if ordered and not delivery.redelivered and (waiting := await self._turns(task, delivery.lane)):
+            if await self._carry_out_next(task, delivery, waiting):
+                return True
+            ordered = False
         # a redelivered task resumes from a checkpoint, or belongs to another worker: do not read its state ahead
         state = ("", "") if delivery.redelivered else (task.state_key, task.state_sha256)
         with contextlib.closing(ReadAhead(self._blobs, *state)) as ahead, self.claims.holding(task.job_id):
             if (job := await self._claim(self.claims.claim(task.job_id, alone=alone))) is not None:
-                if ordered:  # from now on its task must not be exchanged
+                if not task.only:  # from now on its task must not be exchanged
                     delivery.stand_for(GenerateImage.of(job))
                 if alone or job.crashes < CRASHES_TOGETHER:
+                    self._shares.took(job.request.tenant, work_of(job))
                     await self._attempt(job, delivery, ahead, previews=task.previews)
                     return True
                 if await self.endings.release(job):
                     return False
-        spare = ordered and delivery.redelivered and not await self._needs_its_task(task.job_id)
-        if spare and await self._carry_out_urgent(task, delivery):
-            return True
+        if ordered and not (delivery.redelivered and await self._needs_its_task(task.job_id)):
+            # another worker runs its job with the task of a job that still waits
+            waiting = await self._next_jobs(delivery.lane)
+            if await self._carry_out_next(task, delivery, waiting):
+                return True
         await self.endings.duplicate(task.job_id, delivery)
         return True
 
@@ -139,14 +147,34 @@ class Tasks:
             return False
         return (row.state is JobState.FAILED and not row.buried) if row.state.final else row.confirmed
 
-    async def _carry_out_urgent(self, task: GenerateImage, delivery: Delivery) -> bool:
-        """Carry out the most urgent job of the lane that no worker has claimed yet; return False if there is none.
+    async def _turns(self, task: GenerateImage, lane: str) -> dict[str, list[str]]:
+        """Return the next jobs of each tenant; empty where the task's own job is the next of the only tenant, in order
+        of arrival, and then for `ALONE_S` without a look."""
+        now = asyncio.get_running_loop().time()
+        if self._order == "arrival" and now < self._alone_until.get(lane, 0.0):
+            return {}
+        waiting = await self._next_jobs(lane)
+        if self._order == "arrival" and len(waiting.keys() - {CHECKS}) < 2:
+            # a job whose task another tenant's job got must not wait for that tenant's task
+            first = next((ids[0] for tenant, ids in waiting.items() if tenant != CHECKS), task.job_id)
+            if first == task.job_id:
+                self._alone_until[lane] = now + ALONE_S
+                return {}
+        return waiting
+
+    async def _next_jobs(self, lane: str) -> dict[str, list[str]]:
+        return await self._prompt.next_of_each(lane, LOOKED_AT, self._order, self._shares.next_is_aged())
+
+    async def _carry_out_next(self, task: GenerateImage, delivery: Delivery, waiting: dict[str, list[str]]) -> bool:
+        """Carry out the next job of the tenant with the least work; return False if no job waits that no worker has
+        claimed yet.
 
         The delivery then is the task of that job. Its own task, later in the lane, is for another job.
         """
-        aged_first = self._urgent_claims % AGED_EVERY == AGED_EVERY - 1
         unreadable = set[str]()
-        while job_ids := await self._prompt.urgent(delivery.lane, LOOKED_AT, aged_first=aged_first):
+        while waiting:
+            checks = waiting.pop(CHECKS, [])
+            job_ids = [name for tenant in self._shares.order(waiting) for name in waiting[tenant]] + checks
             if unreadable.issuperset(job_ids):
                 return False
             for job_id in job_ids:
@@ -159,12 +187,13 @@ class Tasks:
                         continue
                     if job is None:
                         continue
-                    self._urgent_claims += 1
+                    self._shares.took(job.request.tenant, work_of(job))
                     delivery.stand_for(GenerateImage.of(job))
                     plan = job.plan
                     with contextlib.closing(ReadAhead(self._blobs, plan.state_key, plan.state_sha256)) as ahead:
                         await self._attempt(job, delivery, ahead, previews=own and task.previews, exchanged=not own)
                     return True
+            waiting = await self._next_jobs(delivery.lane)
         return False
 
     async def _claim(self, call: Coroutine[Any, Any, Job | None]) -> Job | None:

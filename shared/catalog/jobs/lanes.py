@@ -43,6 +43,7 @@ _WAITING = (
 
 _LANES = sa.select(c.lane).where(c.state == QUEUED).distinct()
 _COUNT_QUEUED = sa.select(sa.func.count()).select_from(jobs).where(c.state == QUEUED)
+_QUEUED_BY_TENANT = sa.select(c.tenant, sa.func.count()).where(c.state == QUEUED).group_by(c.tenant)
 _PLACE = sa.select(c.state, c.lane, c.priority).where(c.id == sa.bindparam("job_id"))
 _OLDEST = _WAITING.where(OF_CLIENTS).add_columns((_NOW - c.created_at).label("waits_s"))
 
@@ -102,6 +103,10 @@ def _queued(connection: sa.Connection, lane: str | None) -> int:
     return int(connection.execute(query).scalar_one())
 
 
+def _queued_by_tenant(connection: sa.Connection) -> dict[str, int]:
+    return {tenant: int(count) for tenant, count in connection.execute(_QUEUED_BY_TENANT)}
+
+
 def _backlog(connection: sa.Connection, lane: str) -> Backlog:
     row = connection.execute(_BACKLOG, {"in_lane": lane}).one()
     each_s = row.queued_s / row.known if row.known else 0.0
@@ -154,6 +159,9 @@ class Lanes:
 
     async def queued(self, lane: str | None = None) -> int:
         return await self._database.read(_queued, lane)
+
+    async def queued_by_tenant(self) -> dict[str, int]:
+        return await self._database.read(_queued_by_tenant)
 
     async def backlog(self, lane: str) -> Backlog:
         """Return what waits and runs in this lane now."""

@@ -1,12 +1,13 @@
-"""The most urgent waiting jobs of a lane, and their claim by a worker that received the task of another job.
+"""The next waiting jobs of each tenant in a lane, and their claim by a worker that received the task of another job.
 
-Each task of a job that was never claimed may be exchanged: its worker takes the most urgent such job of the lane. So
-there are at least as many exchangeable tasks as such jobs (docs/delivery.md, Order across a lane).
+Each task of a job that was never claimed may be exchanged: its worker takes the next such job of the lane. So there are
+at least as many exchangeable tasks as such jobs (docs/delivery.md, Order across a lane).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from typing import Any, Literal
 
 import sqlalchemy as sa
 
@@ -16,7 +17,7 @@ from shared.catalog.jobs.exposure import CRASHED, HANDED_BACK, claimed
 from shared.catalog.jobs.job_rows import job_of, update_one
 from shared.catalog.tables import jobs, now_s
 from shared.domain.errors import UnreadableRowError
-from shared.domain.types import Job, JobState
+from shared.domain.types import URGENT, Job, JobState
 from shared.domain.urgency import PATIENCE, UNKNOWN_AGED_S
 
 QUEUED, RUNNING = JobState.QUEUED.value, JobState.RUNNING.value
@@ -28,7 +29,7 @@ _ONCE: Any = sa.select(_NOW).scalar_subquery()
 _ALONE: Any = sa.func.coalesce(c.standalone_s, 0.0)
 _BATCHED: Any = sa.func.coalesce(c.batched_s, _ALONE)
 _AGED_S: Any = sa.case((_ALONE > 0.0, PATIENCE * _ALONE), else_=UNKNOWN_AGED_S)
-_AGED = sa.and_(sa.bindparam("aged_first", type_=sa.Boolean), _ONCE - c.created_at > _AGED_S)
+_AGED = sa.and_(c.tenant.in_(sa.bindparam("aged_first", expanding=True)), _ONCE - c.created_at > _AGED_S)
 _SPARE: Any = sa.func.coalesce(c.created_at + c.deadline_s - _ONCE - _BATCHED, 0.0)
 
 
@@ -49,7 +50,22 @@ _RANK = (
     ),
     c.id,
 )
-_URGENT = sa.select(c.id).where(_NEW).order_by(*_RANK).limit(sa.bindparam("most", type_=sa.Integer))
+_ARRIVED = (_if(c.priority < URGENT, 1), c.id)
+MOST_TENANTS = 64
+"""Tenants that one read returns in full; those with the oldest jobs come first."""
+
+
+def _next_of_each(*order: Any) -> Any:
+    """Select the first jobs of each tenant by this order."""
+    place = sa.func.row_number().over(partition_by=c.tenant, order_by=order).label("place")
+    found = sa.select(c.id, c.tenant, place).where(_NEW).subquery()
+    each = sa.bindparam("each", type_=sa.Integer)
+    chosen = sa.select(found.c.id, found.c.tenant).where(found.c.place <= each)
+    return chosen.order_by(found.c.place, found.c.id).limit(each * MOST_TENANTS)
+
+
+Order = Literal["arrival", "urgent"]
+_NEXT: dict[Order, Any] = {"arrival": _next_of_each(*_ARRIVED), "urgent": _next_of_each(*_RANK)}
 _CLAIM_NEW = Prepared(
     sa.update(jobs)
     .where(c.id == sa.bindparam("job_id"), _NEW)
@@ -73,9 +89,16 @@ _GIVE_BACK = (
 )
 
 
-def _urgent(connection: sa.Connection, lane: str, limit: int, aged_first: bool) -> list[str]:
-    asked = {"in_lane": lane, "most": limit, "aged_first": aged_first}
-    return list(connection.execute(_URGENT, asked).scalars())
+def _next(
+    connection: sa.Connection, lane: str, each: int, order: Order, aged_first: Collection[str]
+) -> dict[str, list[str]]:
+    asked: dict[str, Any] = {"in_lane": lane, "each": each}
+    if order == "urgent":
+        asked["aged_first"] = list(aged_first)
+    found: dict[str, list[str]] = {}
+    for row in connection.execute(_NEXT[order], asked):
+        found.setdefault(row.tenant, []).append(row.id)
+    return found
 
 
 def _claim_new(
@@ -96,9 +119,15 @@ class Urgent:
 
     _database: Database
 
-    async def urgent(self, lane: str, limit: int, *, aged_first: bool = False) -> list[str]:
-        """Return the ids of the lane's most urgent jobs among those never claimed (`urgency.most_urgent`)."""
-        return await self._database.read(_urgent, lane, limit, aged_first)
+    async def next_of_each(
+        self, lane: str, each: int, order: Order, aged_first: Collection[str] = ()
+    ) -> dict[str, list[str]]:
+        """Return tenant → ids of its next jobs in the lane among those never claimed, at most `each`.
+
+        arrival: urgent priorities first, as the bus serves them; urgent: as `urgency.most_urgent`, with `aged_first`
+        for these tenants.
+        """
+        return await self._database.read(_next, lane, each, order, aged_first)
 
     async def claim_new(self, job_id: str, lane: str, worker: str, lease_s: float, *, own_task: bool) -> Job | None:
         """Return the job, now running under its first attempt; None if it was claimed or moved before.

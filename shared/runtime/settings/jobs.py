@@ -45,7 +45,10 @@ class Jobs(Section):
         "image may have 2^24 pixels (4096×4096).",
     )
     max_queued: int = Field(
-        256, ge=1, description="Jobs that may wait. Above this number the gateway refuses new jobs with a retry delay."
+        256,
+        ge=1,
+        description="Jobs that may wait. Above this number the gateway refuses new jobs with a retry delay, except "
+        "those of a tenant below its equal share. So up to twice as many may wait where several tenants do.",
     )
     slo_classes: SloClasses = Field(
         {"tight": 2.0, "standard": 5.0, "loose": 10.0},
@@ -80,10 +83,10 @@ class Jobs(Section):
     )
     lane_order: Literal["arrival", "urgent"] = Field(
         "arrival",
-        description="Which job of a lane a worker with a free row takes: arrival takes the first of the two bands of "
-        "priority; urgent takes the job of the least slack in the whole lane, which costs one more read of the "
-        "catalog for each job. Clips, and jobs that a worker has claimed before, keep their order of arrival. Set "
-        "scheduler=slack beside it.",
+        description="Which job of a tenant a worker with a free row takes from a lane: arrival takes the first of the "
+        "two bands of priority; urgent takes the job of the least slack, which costs one more read of the catalog for "
+        "each job. In both, the tenant that got the least work goes first. Clips, and jobs that a worker has claimed "
+        "before, keep their order of arrival. Set scheduler=slack beside it.",
     )
     checkpoint_every_steps: int = Field(
         -1,

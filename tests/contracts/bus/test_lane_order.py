@@ -68,7 +68,8 @@ async def test_all_jobs_finish_although_a_worker_died_with_the_tasks_of_others(
     receiver = await backends.bus.receive([lane_of(MODEL)], prefetch=3)
     deliveries = [await asyncio.wait_for(receiver.get(), SOON_S) for _ in range(3)]
     held = [one.message.job_id for one in deliveries if isinstance(one.message, GenerateImage)]
-    urgent = next(name for name in await jobs.urgent(lane_of(MODEL), JOBS) if name not in held)
+    (waiting,) = (await jobs.next_of_each(lane_of(MODEL), JOBS, "urgent")).values()
+    urgent = next(name for name in waiting if name not in held)
     assert await jobs.claim_new(urgent, lane_of(MODEL), "dead", 0.05, own_task=False)
     own = held[1]
     assert await jobs.claim_new(own, lane_of(MODEL), "dead", 0.05, own_task=True)

@@ -8,13 +8,16 @@ import random
 import pytest
 
 from shared.catalog import Catalog
+from shared.catalog.jobs.urgent import Order
 from shared.domain.errors import UnreadableRowError
-from shared.domain.types import JobState
+from shared.domain.types import URGENT, JobState
 from shared.domain.urgency import Waiting, most_urgent
 from tests.contracts.catalog.conftest import change, look
 from tests.contracts.catalog.test_deadlines import LANE, queued
 from tests.contracts.catalog.test_unreadable import spoilt
 from tests.contracts.nouns import LEASE_S
+
+ORDERS: tuple[Order, ...] = ("arrival", "urgent")
 
 
 async def test_the_order_equals_the_pure_one(catalog: Catalog) -> None:
@@ -29,8 +32,19 @@ async def test_the_order_equals_the_pure_one(catalog: Catalog) -> None:
         rows.append(Waiting(job.id, at, priority, limit, alone_s, batched_s))
     for aged_first in (False, True):
         expected = most_urgent(rows, now, 24, aged_first=aged_first)
-        assert await catalog.jobs.urgent(LANE, 24, aged_first=aged_first) == expected
-        assert await catalog.jobs.urgent(LANE, 3, aged_first=aged_first) == expected[:3]
+        aged = ["default"] if aged_first else []
+        assert await catalog.jobs.next_of_each(LANE, 24, "urgent", aged) == {"default": expected}
+        assert await catalog.jobs.next_of_each(LANE, 3, "urgent", aged) == {"default": expected[:3]}
+
+
+async def test_each_tenant_has_its_own_order(catalog: Catalog) -> None:
+    """A flood of one tenant hides no other's jobs."""
+    flood = [await queued(catalog) for _ in range(5)]
+    small = [await queued(catalog, tenant="small", deadline_s=limit) for limit in (None, 900.0)]
+    first = await queued(catalog, priority=URGENT)
+    arrival, urgent = [await catalog.jobs.next_of_each(LANE, 2, order) for order in ORDERS]
+    assert arrival == {"default": [first.id, flood[0].id], "small": [small[0].id, small[1].id]}
+    assert urgent == {"default": [first.id, flood[0].id], "small": [small[1].id, small[0].id]}
 
 
 async def test_only_new_jobs_of_the_lane_are_offered(catalog: Catalog) -> None:
@@ -40,8 +54,9 @@ async def test_only_new_jobs_of_the_lane_are_offered(catalog: Catalog) -> None:
     assert await catalog.jobs.claim(tried.id, "w", LEASE_S)
     assert await catalog.jobs.release(tried.id, 1)
     await catalog.jobs.cancel(ended.id)
-    assert await catalog.jobs.urgent(LANE, 8) == [new.id]
-    assert await catalog.jobs.urgent("generate.other", 8) == [other.id]
+    for order in ORDERS:
+        assert await catalog.jobs.next_of_each(LANE, 8, order) == {"default": [new.id]}
+        assert await catalog.jobs.next_of_each("generate.other", 8, order) == {"default": [other.id]}
     for job, lane in ((tried, LANE), (ended, LANE), (other, LANE)):
         assert await catalog.jobs.claim_new(job.id, lane, "w", LEASE_S, own_task=False) is None
 

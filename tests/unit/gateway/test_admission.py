@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -11,18 +13,92 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from load.arrivals import poisson
-from services.gateway.admission import FinishRate, QueueLength, RetryAfter, check_disk, check_queue, retry_delay_s
+from services.gateway.admission import Admission, FinishRate, QueueLength, RetryAfter, check_disk, retry_delay_s
+from shared.catalog.jobs.checks import CHECKS
 from shared.domain.errors import OverloadedError, StorageFullError
 
 
-def test_one_below_the_limit_is_let_in_and_the_limit_is_not() -> None:
-    check_queue(9, 10, 1.0, RetryAfter(), now=0.0)
-    check_queue(6, 10, 1.0, RetryAfter(), now=0.0, places=4)
-    with pytest.raises(OverloadedError, match="7 jobs are waiting and max_queued is 10, this request asks for 4"):
-        check_queue(7, 10, 1.0, RetryAfter(), now=0.0, places=4)
-    with pytest.raises(OverloadedError, match="10 jobs are waiting and max_queued is 10") as caught:
-        check_queue(10, 10, 2.0, RetryAfter(), now=0.0)
+def door(max_queued: int, waiting: dict[str, int]) -> Admission:
+    async def count() -> dict[str, int]:
+        return dict(waiting)
+
+    return Admission(max_queued, count)
+
+
+async def test_one_below_the_limit_is_let_in_and_the_limit_is_not() -> None:
+    await door(10, {"a": 9}).admit("a", 1, now=0.0)
+    await door(10, {"a": 6}).admit("a", 4, now=0.0)
+    with pytest.raises(
+        OverloadedError, match="7 jobs are waiting and max_queued is 10, this request asks for 4; retry"
+    ):
+        await door(10, {"a": 7}).admit("a", 4, now=0.0)
+    full = door(10, {"a": 10})
+    for _ in range(2):
+        full.rate.finished(-1.0)
+    with pytest.raises(OverloadedError, match="10 jobs are waiting and max_queued is 10; retry") as caught:
+        await full.admit("a", 1, now=0.0)
     assert caught.value.retry_after_s == 0.5  # one place, two jobs a second
+
+
+async def test_a_full_queue_still_takes_a_tenant_below_its_share() -> None:
+    waiting = {"flood": 10, CHECKS: 1}
+    full = door(10, waiting)
+    await full.admit("quiet", 5, now=0.0)
+    with pytest.raises(OverloadedError, match=r"16 jobs are waiting .* 5 of them are of this tenant, whose share is 5"):
+        await full.admit("quiet", 1, now=0.0)
+    with pytest.raises(OverloadedError, match="10 of them are of this tenant"):
+        await full.admit("flood", 1, now=0.0)
+    assert full.above_share("flood")
+    assert not full.above_share("quiet")
+    full.arrived("quiet", 5)
+    waiting.update(flood=4, quiet=5)
+    await full.admit("flood", 1, now=1.0)  # the flood is below its share again
+
+
+async def test_without_another_tenant_the_whole_queue_is_its_share() -> None:
+    alone = door(10, {"a": 10})
+    with pytest.raises(OverloadedError):
+        await alone.admit("a", 1, now=0.0)
+    assert not alone.above_share("a")
+
+
+async def test_a_flood_shares_its_counts_and_none_is_older_than_its_call() -> None:
+    counts = 0
+    release = asyncio.Event()
+
+    async def count() -> dict[str, int]:
+        nonlocal counts
+        counts += 1
+        await release.wait()
+        return {"flood": 10}
+
+    full = Admission(10, count)
+    calls = [asyncio.create_task(full.admit("flood", 1, now=0.0)) for _ in range(50)]
+    await asyncio.sleep(0)
+    late = [asyncio.create_task(full.admit("flood", 1, now=0.0)) for _ in range(50)]
+    await asyncio.sleep(0)
+    assert counts == 1
+    release.set()
+    ended = await asyncio.gather(*calls, *late, return_exceptions=True)
+    assert all(isinstance(one, OverloadedError) for one in ended)
+    assert counts == 2
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 4)), max_size=200), st.integers(4, 40))
+async def test_places_are_bounded_and_no_tenant_takes_anothers(asked: list[tuple[str, int]], limit: int) -> None:
+    """Nobody leaves: the worst case. Work-conserving: while the queue has room, nobody is refused."""
+    places = door(limit, {})
+    held = Counter[str]()
+    for tenant, count in asked:
+        try:
+            await places.admit(tenant, count, now=0.0)
+        except OverloadedError:
+            assert held.total() + count > limit
+            share = limit // len({tenant, *held})
+            assert held[tenant] + count > share or held.total() + count > 2 * limit
+        else:
+            held[tenant] += count
+    assert held.total() <= 2 * limit
 
 
 @given(st.integers(0, 10_000), st.integers(1, 10_000), st.floats(0, 1e6))
@@ -99,27 +175,27 @@ def test_the_rate_counts_what_finished_lately() -> None:
 def test_requests_on_their_way_count_before_their_rows_are_written() -> None:
     queue = QueueLength(stale_after_s=1.0)
     assert queue.stale(0.0, limit=100)
-    queue.counted(3, now=0.0)
-    queue.arriving()
-    queue.arriving()
+    queue.counted({"a": 2, "b": 1}, now=0.0)
+    queue.arriving("a")
+    queue.arriving("a")
     assert queue.length == 5
-    queue.arrived()
+    queue.arrived("a")
     assert queue.length == 5  # written, but not in the count
-    queue.counted(4, now=2.0)
+    queue.counted({"a": 4}, now=2.0)
     assert queue.length == 5  # one still on its way
-    queue.arrived()
+    queue.arrived("a")
     assert not queue.stale(2.5, limit=100)
 
 
 def test_a_count_keeps_longer_while_the_queue_is_far_from_full_and_never_refuses_when_old() -> None:
     queue = QueueLength(stale_after_s=0.25, relaxed_s=2.0)
-    queue.counted(4, now=0.0)
+    queue.counted({"a": 4}, now=0.0)
     assert not queue.stale(1.9, limit=10)
     assert queue.stale(2.1, limit=10)
-    queue.counted(5, now=10.0)
+    queue.counted({"a": 5}, now=10.0)
     assert not queue.stale(10.2, limit=10)
     assert queue.stale(10.3, limit=10)
-    queue.counted(10, now=20.0)
+    queue.counted({"a": 10}, now=20.0)
     assert queue.stale(20.0, limit=10)
 
 

@@ -75,3 +75,24 @@ async def test_a_plan_says_that_the_extractor_is_not_sure(
     finally:
         await context.close()
         await backends.close()
+
+
+async def test_plans_that_are_not_admitted_open_no_breaker(settings: Settings) -> None:
+    """A flood of Plan calls that fail must not switch the cache off for others."""
+    changed = settings.model_copy(update=CLOSED)
+    backends = await open_backends(changed, frozenset())
+    context = Context(changed, backends)
+    request = Request("a red fox in the snow", Size(64, 64), 10, 1.0, 1)
+    try:
+        lookup = Lookup(context, ())
+        for _ in range(5):
+            await lookup.plan([request], CLIPS, dry_run=True)
+        assert not any(breaker.open for breaker in lookup._breakers.values())
+        for _ in range(5):
+            await lookup.plan([request], CLIPS)
+        assert lookup._breakers["embedder"].open
+        (planned,) = await lookup.plan([request], CLIPS, dry_run=True)
+        assert "embedder: failed repeatedly and is not called for up to 30 s" in planned.degraded
+    finally:
+        await context.close()
+        await backends.close()

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from protos import common_pb2 as pb
-from services.gateway.validation import Models, check_tenant, page_size, page_token, validate
+from services.gateway.validation import Models, caller_of, check_tenant, page_size, page_token, validate
 from shared.domain.errors import InvalidRequestError
+from shared.domain.identity import Principal, Role
 from shared.domain.ids import new_id
 from shared.domain.types import CacheMode, Request, Scope, Size
 from shared.models.card import FrameRule, ModelCard, SizeRule
@@ -175,3 +176,22 @@ def test_page_sizes() -> None:
     assert (page_size(0), page_size(1), page_size(1000)) == (50, 1, 1000)
     with pytest.raises(InvalidRequestError, match="page_size"):
         page_size(1001)
+
+
+@pytest.mark.parametrize(
+    ("subject", "roles", "most"),
+    [
+        ("", ["user"], 100),  # an anonymous caller, on this machine
+        ("bob", ["user"], 4),
+        ("bob", ["user", "publisher"], 4),
+        ("chief", ["tenant-admin"], 100),
+    ],
+)
+def test_the_role_limits_the_priority(settings: Settings, subject: str, roles: list[str], most: int) -> None:
+    caller = caller_of(Principal("acme" if subject else "", subject, frozenset(map(Role, roles))), [])
+    for asked in (-100, 0, 4, 5, 100):
+        request, said = caller.clamped(checked(settings, priority=asked))
+        assert request.priority == min(asked, most)
+        assert said == (
+            [] if asked <= most else [f"priority: {asked} needs a key with the role tenant-admin; 4 is used"]
+        )

@@ -78,7 +78,8 @@ class WorkerBench:
         return (await self.jobs.accept(job))[0]
 
     async def send(self, job: Job, *, previews: bool = False) -> None:
-        await self.backends.bus.send(lane_of(self.model), GenerateImage(job.id, previews=previews))
+        task = GenerateImage(job.id, previews=previews, only=job.attempt > 0)
+        await self.backends.bus.send(lane_of(self.model), task)
 
     async def draw(self, plan: Plan | None = None, **changes: Any) -> Job:
         """The finished row of a new job."""

@@ -20,7 +20,7 @@ async def crashed(bench: WorkerBench, together: int, alone: int = 0) -> Job:
     for number in range(together + alone):
         assert await bench.jobs.claim(job.id, "dead", 60, number >= together)
         await bench.jobs.recover()
-    return job
+    return await bench.jobs.get(job.id)
 
 
 async def test_a_job_seen_at_two_crashes_rides_alone_and_after_three_more_it_fails(slow: WorkerBench) -> None:

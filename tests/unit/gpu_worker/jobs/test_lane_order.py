@@ -193,3 +193,39 @@ async def test_a_failed_job_gets_its_dead_letter_although_others_wait(
         await service.stop()
     (letter,) = await bench.backends.bus.dead_letters()
     assert letter.message == GenerateImage(failed.id)
+
+
+def in_order(jobs: list[Job]) -> list[Job]:
+    """The ids of these tests do not grow."""
+    return sorted(jobs, key=lambda job: job.id)
+
+
+@pytest.mark.parametrize("order", ["arrival", "urgent"])
+async def test_tenants_take_turns_whatever_waits_before_them(tmp_path: Path, order: str) -> None:
+    """A flood waits in front. The tenant behind it catches up with the work that the flood's tenant got before."""
+    async with running_worker(tmp_path / "data", SLOW, max_rows=1, lane_order=order) as bench:
+        await busy(bench)  # 30 steps, of the tenant with the flood
+        flood = in_order([await bench.accept() for _ in range(6)])
+        small = in_order([await bench.accept(tenant="small") for _ in range(4)])
+        await asyncio.sleep(0.1)  # longer than a lane counts as one tenant's
+        for job in (*flood, *small):
+            await bench.send(job)
+        claimed = await in_order_of_claims(bench, *flood, *small)
+        assert claimed[:3] == [job.id for job in small[:3]]
+        assert [name for name in claimed if name in {job.id for job in flood}] == [job.id for job in flood]
+        assert claimed.index(small[3].id) <= 4
+        await bench.idle()  # each task served one job
+        assert [(await bench.jobs.get(name)).attempt for name in claimed] == [1] * 10
+        assert [len(bench.heard(JobSucceeded, name)) for name in claimed] == [1] * 10
+
+
+async def test_a_task_whose_job_another_task_served_is_not_lost(tmp_path: Path) -> None:
+    """The other tenant has gone when the left task comes, so that the lane's own order is right again."""
+    async with running_worker(tmp_path / "data", SLOW, max_rows=1, sweep_s=3600.0) as bench:
+        await busy(bench)
+        flood, small = in_order([await bench.accept() for _ in range(3)]), await bench.accept(tenant="small")
+        await asyncio.sleep(0.1)
+        for job in (flood[0], small, *flood[1:]):
+            await bench.send(job)
+        assert await in_order_of_claims(bench, *flood, small) == [small.id, *(job.id for job in flood)]
+        await bench.idle()
