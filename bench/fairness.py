@@ -1,6 +1,6 @@
 """One tenant floods: how much longer another tenant, which sends as on a quiet day, waits for its images.
 
-    python -m bench.fairness                      (one process, 4 minutes)
+    python -m bench.fairness                      (one process, 6 minutes)
 
 A closed loop of one tenant finds the capacity. Its requests have 25 to 75 steps, because hits and several T make runs
 of several lengths; `--flood-steps 50 50` makes all rows begin and end together, the worst case. Then a quiet tenant
@@ -152,18 +152,18 @@ def measure(options: argparse.Namespace) -> None:
 def main(given: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__)
     parser.add_argument("--multiple", type=float, default=10.0, help="load of the flood, in capacities")
-    parser.add_argument("--quiet-share", type=float, default=0.15, help="load of the quiet tenant, in capacities")
+    parser.add_argument("--quiet-share", type=float, default=0.2, help="load of the quiet tenant, in capacities")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--warm-s", type=float, default=8.0, help="seconds of the flood before the measured ones")
-    parser.add_argument("--window-s", type=float, default=50.0, help="measured seconds")
-    parser.add_argument("--step-ms", type=float, default=8.0, help="milliseconds per step of the waiting denoiser")
+    parser.add_argument("--window-s", type=float, default=60.0, help="measured seconds")
+    parser.add_argument("--step-ms", type=float, default=30.0, help="milliseconds per step of the waiting denoiser")
     parser.add_argument("--row-ms", type=float, default=0.0, help="milliseconds more per row of a step")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument(
         "--flood-steps", type=int, nargs=2, default=[25, 75], help="least and most of the flood's steps"
     )
     parser.add_argument("--max-rows", type=int, default=8)
-    parser.add_argument("--max-queued", type=int, default=256)
+    parser.add_argument("--max-queued", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1, help="seed of the arrivals")
     options = parser.parse_args(given)
     quiet()

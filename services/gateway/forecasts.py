@@ -20,7 +20,7 @@ FleetOf = Callable[[str, str], Fleet]
 class Backlogs(Protocol):
     """The catalog's lanes (shared.catalog.jobs.lanes)."""
 
-    async def backlog(self, lane: str) -> Backlog: ...
+    async def backlog(self, lane: str, tenant: str) -> Backlog: ...
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Predictor:
         if request.deadline_s is None or request.names_start:
             return None
         lanes = lanes_for(request, card, self._served)
-        backlogs = {lane: await self._lanes.backlog(lane) for lane in lanes}
+        backlogs = {lane: await self._lanes.backlog(lane, request.tenant) for lane in lanes}
         return Ahead(request, card, lanes, backlogs, self._standalones, self._fleet, self._unable())
 
     async def predicted(self, jobs: Sequence[Job], ahead: Ahead | None, *, refuse: bool) -> list[Job]:
@@ -102,7 +102,7 @@ class Predictor:
         found, before, before_s, known = list[Job](), 0, 0.0, {} if ahead is None else ahead.backlogs
         for job in jobs:
             if job.request.deadline_s is not None and job.standalone_s and not job.state.final:
-                backlog = known.get(job.lane) or await self._lanes.backlog(job.lane)
+                backlog = known.get(job.lane) or await self._lanes.backlog(job.lane, job.request.tenant)
                 behind = _behind(backlog, before, before_s)
                 predicted_s = finish_s(job.standalone_s, behind, self._fleet(job.plan.model, job.lane))
                 if refuse:

@@ -58,6 +58,8 @@ class Tasks:
         self.endings = endings.Endings(context, worker, self.claims)
         self._order = settings.lane_order
         self._shares, self._alone_until = FairShares(), dict[str, float]()
+        self._mixed = set[str]()
+        """Lanes where tasks of several tenants were exchanged, until the only tenant's next job has its own task."""
         self.lanes = LaneConsumer(context.backends.bus, settings.max_rows, partial(self.handle, ordered=True))
         # a consumer of their own: clips that wait for rows would keep images from being taken
         self.clip_lanes = LaneConsumer(context.backends.bus, settings.max_rows, self.handle, ahead=False)
@@ -148,18 +150,21 @@ class Tasks:
         return (row.state is JobState.FAILED and not row.buried) if row.state.final else row.confirmed
 
     async def _turns(self, task: GenerateImage, lane: str) -> dict[str, list[str]]:
-        """Return the next jobs of each tenant; empty where the task's own job is the next of the only tenant, in order
-        of arrival, and then for `ALONE_S` without a look."""
+        """Return the next jobs of each tenant. In order of arrival, return none while one tenant waits, and then none
+        for `ALONE_S` without a look."""
         now = asyncio.get_running_loop().time()
         if self._order == "arrival" and now < self._alone_until.get(lane, 0.0):
             return {}
         waiting = await self._next_jobs(lane)
-        if self._order == "arrival" and len(waiting.keys() - {CHECKS}) < 2:
-            # a job whose task another tenant's job got must not wait for that tenant's task
-            first = next((ids[0] for tenant, ids in waiting.items() if tenant != CHECKS), task.job_id)
-            if first == task.job_id:
-                self._alone_until[lane] = now + ALONE_S
-                return {}
+        if self._order == "urgent":
+            return waiting
+        if len(tenants := waiting.keys() - {CHECKS}) > 1:
+            self._mixed.add(lane)
+        # a job whose task another tenant's job got must not wait for the task of that job
+        elif lane not in self._mixed or task.job_id in [waiting[tenant][0] for tenant in tenants] or not tenants:
+            self._mixed.discard(lane)
+            self._alone_until[lane] = now + ALONE_S
+            return {}
         return waiting
 
     async def _next_jobs(self, lane: str) -> dict[str, list[str]]:

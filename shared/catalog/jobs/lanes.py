@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,12 +44,18 @@ _WAITING = (
 _LANES = sa.select(c.lane).where(c.state == QUEUED).distinct()
 _COUNT_QUEUED = sa.select(sa.func.count()).select_from(jobs).where(c.state == QUEUED)
 _QUEUED_BY_TENANT = sa.select(c.tenant, sa.func.count()).where(c.state == QUEUED).group_by(c.tenant)
-_PLACE = sa.select(c.state, c.lane, c.priority).where(c.id == sa.bindparam("job_id"))
+_OTHERS = (
+    sa.select(c.tenant, sa.func.count().label("jobs"))
+    .where(c.state == QUEUED, c.lane == sa.bindparam("in_lane"), c.tenant != sa.bindparam("of_tenant"), OF_CLIENTS)
+    .group_by(c.tenant)
+)
+_PLACE = sa.select(c.state, c.lane, c.priority, c.tenant).where(c.id == sa.bindparam("job_id"))
 _OLDEST = _WAITING.where(OF_CLIENTS).add_columns((_NOW - c.created_at).label("waits_s"))
 
 
 _BACKLOG = (
     sa.select(
+        c.tenant,
         sa.func.count().filter(c.state == QUEUED).label("queued"),
         sa.func.coalesce(sa.func.sum(c.standalone_s).filter(c.state == QUEUED), 0.0).label("queued_s"),
         sa.func.count(c.standalone_s).filter(c.state == QUEUED).label("known"),
@@ -57,6 +63,7 @@ _BACKLOG = (
     )
     .select_from(jobs)
     .where(c.state.in_((QUEUED, RUNNING)), c.lane == sa.bindparam("in_lane"))
+    .group_by(c.tenant)
 )
 
 _IN_TIME = c.updated_at <= c.created_at + c.deadline_s
@@ -107,10 +114,17 @@ def _queued_by_tenant(connection: sa.Connection) -> dict[str, int]:
     return {tenant: int(count) for tenant, count in connection.execute(_QUEUED_BY_TENANT)}
 
 
-def _backlog(connection: sa.Connection, lane: str) -> Backlog:
-    row = connection.execute(_BACKLOG, {"in_lane": lane}).one()
-    each_s = row.queued_s / row.known if row.known else 0.0
-    return Backlog(row.queued, float(row.queued_s) + (row.queued - row.known) * each_s, row.running)
+def _backlog(connection: sa.Connection, lane: str, tenant: str) -> Backlog:
+    rows = connection.execute(_BACKLOG, {"in_lane": lane}).all()
+    known = sum(row.known for row in rows)
+    each_s = sum(row.queued_s for row in rows) / known if known else 0.0
+    return found_by(
+        tenant,
+        {
+            row.tenant: Backlog(row.queued, float(row.queued_s) + (row.queued - row.known) * each_s, row.running)
+            for row in rows
+        },
+    )
 
 
 def _deadlines(connection: sa.Connection, since_s: float) -> tuple[int, int]:
@@ -124,7 +138,9 @@ def _position(connection: sa.Connection, job_id: str) -> int:
         return 0
     urgent, before = c.priority >= URGENT, c.id < job_id
     ahead = sa.and_(urgent, before) if row.priority >= URGENT else sa.or_(urgent, before)
-    return int(connection.execute(_COUNT_QUEUED.where(c.lane == row.lane, ahead)).scalar_one())
+    own = int(connection.execute(_COUNT_QUEUED.where(c.lane == row.lane, c.tenant == row.tenant, ahead)).scalar_one())
+    others = connection.execute(_OTHERS, {"in_lane": row.lane, "of_tenant": row.tenant})
+    return own + sum(min(int(other.jobs), own + 1) for other in others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +151,18 @@ class Backlog:
     queued_s: float = 0.0
     """Predicted seconds of the queued jobs, each alone; jobs without a prediction count as the mean of the others."""
     running: int = 0
+
+
+def found_by(tenant: str, of_each: Mapping[str, Backlog]) -> Backlog:
+    """Return what a new job of the tenant finds: its own jobs, and of each other tenant as much as fair shares serve
+    before it (docs/adr/0029-fair-shares.md), which is a job more than it has itself."""
+    own = of_each.get(tenant, Backlog())
+    queued, queued_s = own.queued, own.queued_s
+    for name, other in of_each.items():
+        if name != tenant and other.queued:
+            jobs = min(other.queued, own.queued + 1)
+            queued, queued_s = queued + jobs, queued_s + other.queued_s * jobs / other.queued
+    return Backlog(queued, queued_s, sum(one.running for one in of_each.values()))
 
 
 class Lanes:
@@ -163,9 +191,9 @@ class Lanes:
     async def queued_by_tenant(self) -> dict[str, int]:
         return await self._database.read(_queued_by_tenant)
 
-    async def backlog(self, lane: str) -> Backlog:
-        """Return what waits and runs in this lane now."""
-        return await self._database.read(_backlog, lane)
+    async def backlog(self, lane: str, tenant: str) -> Backlog:
+        """Return what a new job of this tenant finds in the lane now."""
+        return await self._database.read(_backlog, lane, tenant)
 
     async def deadlines(self, since_s: float) -> tuple[int, int]:
         """Return the jobs with a deadline that ended within the last `since_s` seconds, and those that met it. Jobs
@@ -173,7 +201,8 @@ class Lanes:
         return await self._database.read(_deadlines, since_s)
 
     async def position(self, job_id: str) -> int:
-        """Return the number of queued jobs that the lane serves before this job; 0 if the job is not queued."""
+        """Return the number of queued jobs that the lane serves before this job, with fair shares of the tenants; 0 if
+        the job is not queued."""
         return await self._database.read(_position, job_id)
 
     async def reroute(self, job_id: str, attempt: int, lane: str, plan: Plan) -> bool:

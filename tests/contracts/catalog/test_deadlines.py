@@ -34,14 +34,25 @@ async def test_a_job_keeps_what_was_predicted(catalog: Catalog) -> None:
 
 
 async def test_the_backlog_of_a_lane(catalog: Catalog) -> None:
-    assert await catalog.jobs.backlog(LANE) == Backlog()
+    assert await catalog.jobs.backlog(LANE, "default") == Backlog()
     for seconds in (1.0, 3.0, 0.0):
         await queued(catalog, standalone_s=seconds)
     await queued(catalog, standalone_s=50.0, lane="generate.other")
     running = await queued(catalog, standalone_s=9.0)
     assert await catalog.jobs.claim(running.id, "w", LEASE_S)
     # the job without a prediction counts as the mean of the two others
-    assert await catalog.jobs.backlog(LANE) == Backlog(queued=3, queued_s=6.0, running=1)
+    assert await catalog.jobs.backlog(LANE, "default") == Backlog(queued=3, queued_s=6.0, running=1)
+
+
+async def test_of_another_tenants_flood_a_job_finds_its_share(catalog: Catalog) -> None:
+    for _ in range(10):
+        await queued(catalog, standalone_s=2.0)
+    await queued(catalog, standalone_s=3.0, tenant="small")
+    running = await queued(catalog, standalone_s=9.0)
+    assert await catalog.jobs.claim(running.id, "w", LEASE_S)
+    assert await catalog.jobs.backlog(LANE, "default") == Backlog(queued=11, queued_s=23.0, running=1)
+    assert await catalog.jobs.backlog(LANE, "small") == Backlog(queued=3, queued_s=7.0, running=1)
+    assert await catalog.jobs.backlog(LANE, "new") == Backlog(queued=2, queued_s=5.0, running=1)
 
 
 async def test_deadlines_are_counted_once_jobs_end(catalog: Catalog) -> None:

@@ -258,3 +258,6 @@ async def test_queue_length_and_position(catalog: Catalog) -> None:
     await catalog.jobs.claim("job1", "w1", LEASE_S)
     assert [await catalog.jobs.position(f"job{n}") for n in (0, 1, 2, 3)] == [1, 0, 2, 0]
     assert await catalog.jobs.position("nope") == 0
+    await accepted(catalog, id="other", lane="a", tenant="small")  # behind one job of the tenant with three
+    assert [await catalog.jobs.position(name) for name in ("other", "job0", "job2", "job3")] == [1, 2, 3, 1]
+    assert await catalog.jobs.queued_by_tenant() == {"default": 4, "small": 1}

@@ -27,7 +27,7 @@ class Lanes:
     def __init__(self, **queued: int) -> None:
         self._queued = queued
 
-    async def backlog(self, lane: str) -> Backlog:
+    async def backlog(self, lane: str, tenant: str) -> Backlog:
         count = self._queued.get(lane.rpartition(".")[2], 0)
         return Backlog(queued=count, queued_s=2.0 * count, running=2 * bool(count))
 
@@ -57,7 +57,7 @@ async def test_forecasts_equal_the_predicted_finish_of_a_plan() -> None:
         guided = replace(REQUEST, guidance=REQUEST.guidance if model == "large" else SMALL.default_guidance)
         own_s = standalones.plan_s(guided, plan, FLEET)
         assert found.alone_s(50) == pytest.approx(own_s)
-        backlog = await Lanes(large=3).backlog(found.lane)
+        backlog = await Lanes(large=3).backlog(found.lane, REQUEST.tenant)
         assert found.finish_s(50) == pytest.approx(finish_s(own_s, backlog, FLEET))
     behind = forecast_of(Plan(PlanSource.NOISE, "large"), REQUEST, SERVED, ahead.forecasts([plan]))
     assert behind is not None
