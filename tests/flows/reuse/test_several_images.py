@@ -181,7 +181,7 @@ async def test_each_image_takes_a_place_in_the_queue(settings: Settings) -> None
             await it.client.generate_images(DUCK, 4, steps=2)
         assert await rows(it) == 3
         for n in (0, 5, 9):
-            with pytest.raises(InvalidRequestError, match=r"n: must be (at least 1|from 1 to 4 \(max_images\))"):
+            with pytest.raises(InvalidRequestError, match=r"n: must be (at least 1|from 1 to 4 \(max_queued\))"):
                 await it.client.generate_images(DUCK, n)
         with pytest.raises(InvalidRequestError, match="seed: must leave room for 2 seeds"):
             await it.client.generate_images(DUCK, 2, seed=2**64 - 1)
