@@ -55,7 +55,7 @@ def test_a_pause_earns_nothing(alone: list[float]) -> None:
     while shares.order({"back", "busy"})[0] == "back":
         shares.took("back", 1.0)
         got += 1.0
-    assert got <= alone[-1] + 1.0
+    assert got <= alone[-1] + 1.0 + 1e-9  # sums of floats
 
 
 def test_one_in_four_of_each_tenants_jobs_is_its_oldest() -> None:

@@ -99,7 +99,8 @@ async def test_a_model_with_a_t_of_its_own_goes_on_at_the_same_noise_level_of_it
             job = await bench.final(job.id)
             assert job.result is not None, job.error
             assert (job.result.model, job.result.steps_run, job.plan.start_step) == (name, 7, 3)
-            assert job.result.compat == family.card.compat(Size(64, 64), 10)
+            assert job.result.compat is not None
+            assert job.result.compat.unsteered == family.card.compat(Size(64, 64), 10)
 
             alone = replace(plan, may_run=(ModelPlan(name, start, 1.0),))
             again = redraw(family, replace(job.request, steps=10), alone, png)
