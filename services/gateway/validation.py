@@ -121,8 +121,9 @@ class Models:
         name = roles.get(quality, quality)
         if name not in self.cards:
             offered = ", ".join(dict.fromkeys(["auto", "large", *(["small"] if self.small else []), *self.cards]))
-            of_clips = "a model of images, and this one makes clips" if self.video and name == self.video.name else ""
-            raise InvalidRequestError("quality", f"must be {of_clips or 'a model served here'}: {offered}", quality)
+            clips = self.video is not None and name == self.video.name
+            rule = "names a model of clips; these make images" if clips else "must be a model served here"
+            raise InvalidRequestError("quality", f"{rule}: {offered}", quality)
         return self.cards[name]
 
 

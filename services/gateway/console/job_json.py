@@ -32,7 +32,7 @@ def summary(job: Job) -> dict[str, Any]:
         "ended_at": ended,
         "step": job.checkpoint_step,
         "steps": came["steps"],
-        "source": came["source"],
+        "source": "upload" if request.upload is not None and request.upload.masked else came["source"],
         "start_step": came["start_step"],
         "steps_run": came["steps_run"],
         "steps_saved": came["steps_saved"] if job.state is JobState.SUCCEEDED else 0,

@@ -33,7 +33,7 @@ class ImageFields(Fields):
 
     prompt: Text
     model: Text | None = Field(None, description="auto, large, small, or an id of GET /v1/models.")
-    n: int | None = Field(None, ge=1, le=1000, description="Images, of the seeds seed, seed + 1, …")
+    n: int | None = Field(None, ge=1, description="Images, of the seeds seed, seed + 1, …")
     size: Size | None = Field(None, description="WIDTHxHEIGHT in pixels; auto: the model's own.")
     width: Pixels | None = Field(None, description="In place of `size`, together with `height`.")
     height: Pixels | None = None

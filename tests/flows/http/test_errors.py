@@ -68,7 +68,9 @@ async def test_a_refusal_says_what_is_allowed(http: httpx.AsyncClient) -> None:
     steps = {"prompt": "a fox", "num_inference_steps": "many"}
     assert await message("POST", IMAGES, json=steps) == "num_inference_steps: Input should be a valid integer or 'auto'"
     clips = await message("POST", IMAGES, json={"prompt": "a fox", "model": "clips"})
-    assert clips.startswith("model: must be a model of images, and this one makes clips: auto, large")
+    assert clips.startswith("model: names a model of clips; these make images: auto, large")
+    many = await message("POST", IMAGES, json={"prompt": "a fox", "n": 99_999})
+    assert many.startswith("n: must be from 1 to 8 (max_images)")
     assert await message("GET", "/v1/models/sora-2") == "model: is not served here; GET /v1/models lists what is"
     assert await message("GET", "/v1/videos?after=zzz") == (
         "after: must be the id that ends the page before, or empty (got 'zzz')"

@@ -37,7 +37,7 @@ export function show(main) {
   }
   function strip(worker, colour) {
     const now = Date.now() / 1000, spans = seen.get(worker) || [];
-    return h("div", { class: "strip", role: "img", "aria-label": spans.map((one) => `${one.model} since ${when(one.at)}`).join(", ") }, spans.map((one, i) => h("i", { title: one.model, vars: { "flex-grow": String(Math.max((spans[i + 1]?.at ?? now) - Math.max(one.at, now - MEMORY_S), 0.5)), background: colour(one.model) } })));
+    return h("div", { class: "strip", role: "img", "aria-label": spans.map((one) => `${one.model} since ${when(one.at)}`).join(", ") }, spans.map((one, i) => h("i", { title: one.model, vars: { width: `${(100 * Math.max((spans[i + 1]?.at ?? now) - Math.max(one.at, now - MEMORY_S), 0.5)) / MEMORY_S}%`, background: colour(one.model) } })));
   }
   function note(answer) {
     const now = Date.now() / 1000;
