@@ -13,9 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import signal
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -26,9 +24,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescri
 
 from bench.measuring.quiet import quiet
 from bench.measuring.recording import command_line, machine, record, settings_of, table
-from bench.serving.processes import resident_mib
+from bench.serving.processes import one_process, resident_mib, scratch
 from protos import gateway_pb2
-from scripts.stack.servers import free_port
 from shared.runtime.loop import run
 
 GATEWAY = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"]
@@ -150,21 +147,12 @@ async def raw(address: str, draw: random.Random) -> None:
 
 
 async def measure(asked: argparse.Namespace) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        address = f"127.0.0.1:{free_port()}"
-        command = [sys.executable, "-m", "services", "up", "--large", "noop:", "--data-dir", folder]
-        command += ["--listen", address, "--metrics-listen", "", "--http-listen", "", "--video", "", "--segmenter", ""]
-        server = await asyncio.create_subprocess_exec(*command, "--log-level", "error")
-        try:
-            async with grpc.aio.insecure_channel(address) as channel:
-                await asyncio.wait_for(channel.channel_ready(), 180.0)
-                found = await _calls(channel, address, asked, server.pid)
-            alive = server.returncode is None
-        finally:
-            if server.returncode is None:
-                server.send_signal(signal.SIGTERM)
-            code = await server.wait()
-    return {**found, "alive": alive, "exit_code": code}
+    settings = {"large": "noop:", "http_listen": "", "video": "", "segmenter": "", "log_level": "error"}
+    with scratch() as folder, one_process(settings, folder) as server:
+        async with grpc.aio.insecure_channel(server.url) as channel:
+            found = await _calls(channel, server.url, asked, server.pid)
+        alive = server.alive
+    return {**found, "alive": alive, "exit_code": server.returned}
 
 
 async def _calls(channel: grpc.aio.Channel, address: str, asked: argparse.Namespace, pid: int) -> dict[str, Any]:

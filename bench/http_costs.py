@@ -202,11 +202,11 @@ async def streams(count: int, pairs: int, burst: int) -> dict[str, float]:
 
 
 class Burst(NamedTuple):
-    """What a burst of generations took."""
+    """Rate and processor time of a burst of generations."""
 
     per_s: float
     processor_s: float
-    """Of the server and the clients, which share a process."""
+    """Processor seconds of the server and the clients, which share a process."""
 
 
 async def _burst(client: AsyncClient, first: int, count: int) -> Burst:

@@ -29,9 +29,8 @@ from typing import Any
 
 from bench.measuring.quiet import quiet
 from bench.measuring.recording import command_line, machine, quantile, record, table
-from bench.serving.processes import ROOT, cpu_of, cpu_seconds, scratch, servers_on_path, spent
-from scripts.stack.servers import HOST, Server, free_port
-from scripts.stack.stack import Stack, missing, serving
+from bench.serving.processes import ROOT, cpu_of, cpu_seconds, one_process, scratch, servers_on_path, spent
+from scripts.stack.stack import Stack, missing
 
 GOAL = 0.9
 """Smallest accepted goodput at three times the capacity, as a share of the peak."""
@@ -51,22 +50,8 @@ class Target:
 @contextlib.contextmanager
 def embedded(settings: dict[str, Any], folder: Path) -> Iterator[Target]:
     """Run everything in one process."""
-    address = f"{HOST}:{free_port()}"
-    given = {"listen": address, "data_dir": folder / "data", "metrics_listen": "", **settings}
-    server = Server(
-        name="afterimage",
-        url=address,
-        folder=folder,
-        command=[sys.executable, "-m", "services", "up"],
-        ready=lambda: serving(address),
-        environment={f"AFTERIMAGE_{name.upper()}": str(value) for name, value in given.items()}
-        | {"PYTHONPATH": str(ROOT)},
-        start_timeout_s=300.0,
-    ).start()
-    try:
-        yield Target(address, lambda: cpu_seconds({"one process": server.pid}))
-    finally:
-        server.stop(60.0)
+    with one_process(settings, folder) as server:
+        yield Target(server.url, lambda: cpu_seconds({"one process": server.pid}))
 
 
 @contextlib.contextmanager

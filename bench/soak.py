@@ -16,10 +16,8 @@ import asyncio
 import contextlib
 import os
 import random
-import signal
 import sqlite3
 import sys
-import tempfile
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -30,8 +28,7 @@ from typing import Any
 from bench.measuring.plotting import pyplot_or_none
 from bench.measuring.quiet import quiet
 from bench.measuring.recording import command_line, machine, record, settings_of, table
-from bench.serving.processes import ROOT, resident_mib
-from scripts.stack.servers import free_port
+from bench.serving.processes import one_process, resident_mib, scratch
 from shared.catalog.tables import METADATA
 from shared.client import Accepted, AsyncClient
 from shared.client.request_fields import RequestFields
@@ -166,27 +163,12 @@ def quarters(samples: Sequence[dict[str, float]]) -> dict[str, dict[str, Any]]:
 
 
 async def measure(asked: argparse.Namespace) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as name:
-        folder, address = Path(name), f"127.0.0.1:{free_port()}"
-        given = {**SETTINGS, "data_dir": folder, "listen": address, "log_level": "error"}
-        given |= dict.fromkeys(("metrics_listen", "http_listen", "video", "segmenter"), "")
-        environment = {f"AFTERIMAGE_{key.upper()}": str(value) for key, value in given.items()}
-        server = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services", "up"),
-            env={**os.environ, **environment, "PYTHONPATH": str(ROOT)},
-            stdout=asyncio.subprocess.DEVNULL,
-        )
-        try:
-            async with AsyncClient(address, retry_s=180.0) as client:
-                await client.list_jobs(timeout_s=180.0)  # once the server is there
-            async with AsyncClient(address, retry_s=0.0) as client:
-                found = await _sent(Users(client, asked.seed), asked, lambda: sampled(server.pid, folder))
-            alive = server.returncode is None
-        finally:
-            if server.returncode is None:
-                server.send_signal(signal.SIGTERM)
-            code = await server.wait()
-    return {**found, "alive": alive, "exit_code": code}
+    settings = {**SETTINGS, "http_listen": "", "video": "", "segmenter": "", "log_level": "error"}
+    with scratch() as folder, one_process(settings, folder) as server:
+        async with AsyncClient(server.url, retry_s=0.0) as client:
+            found = await _sent(Users(client, asked.seed), asked, lambda: sampled(server.pid, folder / "data"))
+        alive = server.alive
+    return {**found, "alive": alive, "exit_code": server.returned}
 
 
 async def _sent(users: Users, asked: argparse.Namespace, sample: Callable[[], dict[str, float]]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Certificates by which Afterimage's services know each other: compose/mesh_certificates.sh FOLDER [DAYS]
 # Makes FOLDER/NAME with tls.crt, tls.key and ca.crt for each service and for commands, and FOLDER/ca.key, which no
-# service needs. Run again, it renews them under the same authority; running services use the new files.
+# service needs. Needs openssl. Run again, it renews them under the same authority; running services use the new files.
 set -euo pipefail
 umask 077
 mkdir -p "${1:?name a FOLDER}"
@@ -22,7 +22,7 @@ for name in operator gateway embedder text-extractor match-predictor retriever c
   quietly openssl req $made -subj "/CN=$name" -keyout "$name/new.key" -out new.csr
   quietly openssl x509 -req -in new.csr -CA ca.crt -CAkey ca.key -days "$days" -out "$name/new.crt" -extfile new.cnf
   cp ca.crt "$name/new.ca"
-  chown --reference="$name" "$name"/new.*  # the service's own user reads the renewed files, too
+  [ "$(id -u)" != 0 ] || chown --reference="$name" "$name"/new.*  # the service's own user reads the renewed files, too
   mv "$name/new.key" "$name/tls.key"
   mv "$name/new.crt" "$name/tls.crt"
   mv "$name/new.ca" "$name/ca.crt"

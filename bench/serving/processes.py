@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import tempfile
 import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from scripts.stack.stack import Stack
+from scripts.stack.servers import HOST, Server, free_port
+from scripts.stack.stack import Stack, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 Counted = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -35,6 +38,27 @@ def scratch() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def one_process(settings: Mapping[str, Any], folder: Path) -> Iterator[Server]:
+    """Run `afterimage up` with these settings in a process of its own; its data and log are in the folder."""
+    address = f"{HOST}:{free_port()}"
+    given = {"listen": address, "data_dir": folder / "data", "metrics_listen": "", **settings}
+    server = Server(
+        name="afterimage",
+        url=address,
+        folder=folder,
+        command=[sys.executable, "-m", "services", "up"],
+        ready=lambda: serving(address),
+        environment={f"AFTERIMAGE_{name.upper()}": str(value) for name, value in given.items()}
+        | {"PYTHONPATH": str(ROOT)},
+        start_timeout_s=300.0,
+    ).start()
+    try:
+        yield server
+    finally:
+        server.stop(60.0)
 
 
 def resident_mib(pid: int, *, most: bool = False) -> int:

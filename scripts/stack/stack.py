@@ -262,9 +262,9 @@ class Stack:
 
 
 def _ready(name: str, address: str, environment: Mapping[str, str]) -> Callable[[], bool]:
-    service = name.rpartition("-")[0]
+    service = name.rpartition("-")[0]  # clients call the gateway, without a certificate of their own
     mesh = "" if service == "gateway" else environment.get(variable("mesh_certificates"), "")
-    return partial(serving, address, service if mesh else "", mesh)
+    return partial(serving, address, service, mesh)
 
 
 def _found(row: Mapping[str, Any]) -> Server:
@@ -286,8 +286,8 @@ def _found(row: Mapping[str, Any]) -> Server:
 def serving(address: str, service: str = "", mesh: str = "", timeout_s: float = 1.0) -> bool:
     """Return whether the gRPC health service at the address reports SERVING.
 
-    service: who must answer there by mutual TLS, with the setting `mesh_certificates`; empty: plain text."""
-    found = tls.mesh_of(Settings(mesh_certificates=mesh), tls.OPERATOR) if service else None
+    mesh: setting `mesh_certificates`, by which the service must answer by mutual TLS; empty: plain text."""
+    found = tls.mesh_of(Settings(mesh_certificates=mesh), tls.OPERATOR) if mesh else None
     if found is None:
         channel = grpc.insecure_channel(address)
     else:

@@ -70,9 +70,11 @@ class Calls:
     def open(
         self, count: int, *, drop_left: bool = False, drop_above_share: bool = False
     ) -> Iterator[list[PendingCall]]:
-        """Watch the jobs of a request, one per image, before they exist. When the caller leaves early, those for which
-        no other call waits are dropped if `drop_if_late` is set, or all if `drop_left` is, or if `drop_above_share` is
-        and their tenant has more of a full queue than its share."""
+        """Watch the jobs of a request, one per image, before they exist.
+
+        When the caller leaves early, jobs for which no other call waits may be dropped: those with `drop_if_late`; all,
+        with `drop_left`; and with `drop_above_share`, all while their tenant has more of a full queue than its share.
+        """
         if self.fanout.draining:
             raise UnavailableError(
                 "this gateway is shutting down; retry in 2 s, or ask another replica", retry_after_s=2.0

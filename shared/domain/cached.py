@@ -21,9 +21,9 @@ Vector = npt.NDArray[np.float32]
 
 
 STEERED = "as-"
-"""What begins the part of CompatKey.sampler that names negative prompt and guidance."""
+"""Prefix of the part of CompatKey.sampler that names negative prompt and guidance."""
 REUSE = "reuse-"
-"""Begins the part of CompatKey.sampler that names the reuse between steps."""
+"""Prefix of the part that names the reuse between steps."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,12 +86,11 @@ class Context:
     """The check of callers; None in a process without the catalog."""
     readiness: Readiness | None = None
     mesh: Certificate | None = None
-    """What this process presents to other services; None: plain text."""
+    """Certificate that this process presents to other services; None: plain text."""
     _presented: grpc.ChannelCredentials | None = None
     _channels: dict[tuple[str, str], grpc.aio.Channel] = field(default_factory=dict)
     _stubs: dict[tuple[Any, str], Any] = field(default_factory=dict)
     _former: list[grpc.aio.Channel] = field(default_factory=list)
-    _closing: set[asyncio.Future[None]] = field(default_factory=set)
 
     def addresses(self, service: str) -> str:
         """Return a service's addresses from the settings, else the internal address; empty where neither is known."""
@@ -139,9 +138,7 @@ class Context:
             except ConfigurationError as error:
                 telemetry.log("tls").error("certificate not read again", error=str(error))
                 return self._presented
-            for channel in self._former:  # of the renewal before
-                self._closing.add(asyncio.ensure_future(channel.close()))
-            self._former = [*self._channels.values()]  # for the calls that run there
+            self._former += self._channels.values()  # for the calls that run there; a few idle ones a year
             self._channels, self._stubs = {}, {}
         return self._presented
 

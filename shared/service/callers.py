@@ -1,4 +1,4 @@
-"""Which services may call this one, by the names in their certificates (setting `mesh_certificates`)."""
+"""Checks of callers by the names in their certificates (setting `mesh_certificates`)."""
 
 from __future__ import annotations
 

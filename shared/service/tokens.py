@@ -100,7 +100,7 @@ class Tokens:
 
         if self._keys is None:
             raise UnavailableError("authorization: the provider's keys are not known yet; retry", retry_after_s=1.0)
-        rules = jwt.JWTClaimsRegistry(
+        rules = jwt.JWTClaimsRegistry(  # for each call: early versions keep the time at which it was made
             leeway=LEEWAY_S,
             iss={"essential": True, "value": self._issuer},
             aud={"essential": True, "value": self._audience},
