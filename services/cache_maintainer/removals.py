@@ -10,6 +10,7 @@ from services.cache_maintainer.cache_index import CacheIndex, step_label
 from shared.domain.errors import AfterimageError, StorageFullError
 from shared.domain.masks import MASK_STEP
 from shared.domain.types import PICTURE_STEP, Entry, State
+from shared.runtime.settings.tenants import Tenants
 from shared.runtime.telemetry import METRICS, log
 
 
@@ -130,6 +131,20 @@ class Removals(CacheIndex):
         """Evict until the budgets hold: after a restart with a smaller budget, or for images that became too old."""
         async with self._lock:
             await self._evict(self.held.make_room(self._clock.now()))
+
+    async def keep_limits(self, settings: Tenants) -> None:
+        """Evict what was used longest ago of each tenant that has more in the cache than its `cache_bytes`."""
+        if all(one.cache_bytes is None for one in settings.tenant_limits.values()):
+            return
+        async with self._lock:
+            entries = self._backends.catalog.entries
+            for tenant, size in (await entries.bytes_by_tenant()).items():
+                most = settings.limits_of(tenant).cache_bytes
+                if most is not None and size > most:
+                    victims = await entries.longest_unused(tenant, size - most)
+                    for state in victims:
+                        self.held.take(state)
+                    await self._evict(victims)
 
     async def purge(self, wanted: Callable[[Entry], bool]) -> Removed:
         """Remove whole entries at once, with leftovers of their jobs' failed attempts; images that a job names stay."""

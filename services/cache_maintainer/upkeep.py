@@ -125,14 +125,17 @@ class Upkeep:
         await self._collector.collect()
 
     async def _tidy(self) -> None:
-        work = (self._delete_evicted, self._note_masks, self.cache.index_pending, self.cache.shrink, self._find_fresh)
-        for step in (*work, self.cache.drop_idle_masks, self.cache.erase_again):
+        work = (self._delete_evicted, self._note_masks, self.cache.index_pending, self.cache.shrink, self._keep_limits)
+        for step in (*work, self._find_fresh, self.cache.drop_idle_masks, self.cache.erase_again):
             await self._work.guarded(step)
         if self._pictures.look_again():  # images remain, because the embedder was unreachable or one image failed
             self._unembedded.set()
         # with several replicas, an event may have reached a former leader, or was lost with its broker
         if self._behind or not self._leadership.alone:
             await self.catch_up()
+
+    async def _keep_limits(self) -> None:
+        await self.cache.keep_limits(self._settings)
 
     async def _delete_unread(self) -> None:
         if await self._collector.may_delete():

@@ -18,6 +18,7 @@ from services.gateway.forecasts import Predictor
 from services.gateway.lookup import Lookup, Planned
 from services.gateway.roster import Roster
 from services.gateway.sweeper import Confirmer
+from services.gateway.tenant_use import TenantUse
 from services.gateway.uploads import Uploaded, Uploads
 from services.gateway.validation import Caller, Models, seeds_of, validate
 from shared.bus.hints import Hints
@@ -74,7 +75,9 @@ class Intake:
             self._fleet,
             lambda: roster.unable(now := context.clock.monotonic()) | roster.unconsumed(now),
         )
-        self.admission = Admission(context.settings.max_queued, context.backends.catalog.jobs.queued_by_tenant)
+        rows = context.backends.catalog.jobs
+        self.admission = Admission(context.settings.max_queued, rows.queued_by_tenant)
+        self._tenants = TenantUse(context.settings.limits_of, rows.taken)
         scheme, _, folder = context.settings.blobs_url.partition(":")
         self._local_disk = folder if scheme == "file" else ""
         # batches end well before the next sweep, and are rare, so few coincide with generating or storing an image
@@ -107,7 +110,7 @@ class Intake:
             durable = durable or any(picture for _, _, picture in images)
             rows, created = await self._written([job for job, _, _ in images], caller, body, durable=durable)
         finally:
-            self.admission.arrived(caller.tenant, len(job_ids))
+            self._arrived(requests)
         if uploaded is not None and not created:
             await self._uploads.drop(requests)
         confirmed = [await self._announce(row, previews) if created else row.promised for row in rows]
@@ -178,13 +181,13 @@ class Intake:
     ) -> list[tuple[Job, Planned, bytes]]:
         """Admit and plan the images of a request, with the warnings `said`; return each job, its plan, and the image of
         each exact repeat, which needs neither disk space nor a worker. The caller must write the jobs' rows and call
-        `admission.arrived`. Raises OverloadedError, NobodyAbleError and StorageFullError."""
+        `_arrived`. Raises OverloadedError, NobodyAbleError and StorageFullError."""
         undrawable = self._undrawable(card)
         if undrawable is not None and not _may_repeat(requests[0]):
             raise undrawable
-        tenant = requests[0].tenant
-        await self.admission.admit(tenant, len(requests), self._clock.monotonic())
+        await self.admission.admit(requests[0].tenant, len(requests), self._clock.monotonic())
         try:
+            await self._tenants.admit(*_taken_by(requests))
             ahead = await self._predictor.ahead(requests[0], card)
             planned = await self._lookup.plan(requests, card, ahead=ahead, warnings=said)
             pictures = [await self._stored_picture(one) for one in planned]
@@ -194,9 +197,13 @@ class Intake:
             jobs = [self._job(job_id, one, picture) for job_id, one, picture in images]
             jobs = await self._predictor.predicted(jobs, ahead, refuse=self._settings.refuse_late)
         except BaseException:
-            self.admission.arrived(tenant, len(requests))
+            self._arrived(requests)
             raise
         return list(zip(jobs, planned, pictures, strict=True))
+
+    def _arrived(self, requests: Sequence[Request]) -> None:
+        self.admission.arrived(requests[0].tenant, len(requests))
+        self._tenants.arrived(*_taken_by(requests))
 
     def _undrawable(self, card: ModelCard) -> NobodyAbleError | StorageFullError | None:
         """Return the reason why no image of this model can be generated now; None when there is none."""
@@ -285,6 +292,11 @@ def body_hash(message: pb.Request, count: int = 1) -> str:
     """Return the sha256 of the request as the client sent it, before defaults and a random seed. count: its images."""
     several = f" n={count}".encode() if count > 1 else b""
     return hashlib.sha256(message.SerializeToString(deterministic=True) + several).hexdigest()
+
+
+def _taken_by(requests: Sequence[Request]) -> tuple[str, int, int]:
+    """Return the tenant of a request's images, their number and their frames × pixels × steps from noise."""
+    return requests[0].tenant, len(requests), sum(one.pixel_steps for one in requests)
 
 
 def _may_repeat(request: Request) -> bool:

@@ -103,6 +103,7 @@ jobs = sa.Table(
     sa.Column("batched_s", sa.Double, nullable=True),  # … in a full batch
     sa.Column("predicted_s", sa.Double, nullable=True),  # predicted finish in seconds after created_at
     sa.Column("subject", sa.Text, nullable=False, server_default=""),  # of the key that asked; empty: anonymous
+    sa.Column("pixel_steps", sa.BigInteger, nullable=False, server_default=sa.text("0")),  # work, as planned
     sa.Index("ix_jobs_unsegmented", "id", sqlite_where=sa.text(UNSEGMENTED), postgresql_where=sa.text(UNSEGMENTED)),
     sa.Index(None, "state", "lane", "id"),
     _by_mask("jobs"),

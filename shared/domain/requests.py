@@ -131,6 +131,11 @@ class Request(Stored):
     """Image that the client sent along as the start; None: none."""
 
     @property
+    def pixel_steps(self) -> int:
+        """Frames × pixels × steps of a run from noise."""
+        return self.frames * self.size.width * self.size.height * self.steps
+
+    @property
     def names_start(self) -> bool:
         """The client chose the start: a job, or an image of its own."""
         return bool(self.named_job) or self.upload is not None

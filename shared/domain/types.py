@@ -193,6 +193,13 @@ class Job:
         return {name: vector for name, vector in named.items() if vector} if self.vector else {}
 
     @property
+    def pixel_steps(self) -> int:
+        """Frames × pixels × steps that the plan runs, at least one step."""
+        request, plan = self.request, self.plan
+        steps = max(plan.run_steps(request.steps) - plan.start_step, 1)
+        return request.frames * request.size.width * request.size.height * steps
+
+    @property
     def deadline_met(self) -> bool | None:
         """Whether the image came before its deadline, by the catalog's clock. None: no deadline, not ended yet, or
         cancelled before the deadline."""

@@ -136,8 +136,9 @@ class Door(grpc.aio.ServerInterceptor):
         self._keys, self._settings, self._needed = catalog.keys, settings, needed
         self._live: Mapping[str, ApiKey] = {}
         self._tokens, self._shown = tokens, dict[str, ApiKey]()
-        self.calls = OpenCalls(f"{AUTHORIZATION}: this key ended during the call; {_WHERE}")
-        self._buckets = Buckets()
+        ended = f"{AUTHORIZATION}: this key ended during the call; {_WHERE}"
+        self.calls = OpenCalls(ended, lambda tenant: settings.limits_of(tenant).calls)
+        self._of_keys, self._of_tenants = Buckets("key"), Buckets("tenant")
         self._unlogged, self._log_at = 0, 0.0
         self._audited, self._audit_at = 0, 0.0
 
@@ -173,8 +174,10 @@ class Door(grpc.aio.ServerInterceptor):
             for key in [*self._shown.values()]:
                 if key.expired(now):
                     del self._shown[key.id]
-            self.calls.keep(ChainMap({**self._live}, self._shown))  # a token counts from its first call on
-        self._buckets.keep(self._live)
+            counted = ChainMap({**self._live}, self._shown)  # a token counts from its first call on
+            self.calls.keep(counted)
+        self._of_keys.keep(self._live)
+        self._of_tenants.keep({key.principal.tenant for key in counted.values()})
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -193,8 +196,8 @@ class Door(grpc.aio.ServerInterceptor):
         return await continuation(details)
 
     def principal(self, given: Sequence[Any], needed: frozenset[Role], call: str, *, key_needed: bool) -> Principal:
-        """Return who calls. Raises UnauthenticatedError, PermissionDeniedError, and RateLimitError for a key above its
-        rate.
+        """Return who calls. Raises UnauthenticatedError, PermissionDeniedError, and RateLimitError above the rate of
+        the key or of its tenant.
 
         given: values of `authorization`; needed: roles, one of which the call needs; call: its name, for the message;
         key_needed: the address takes no anonymous calls.
@@ -203,7 +206,7 @@ class Door(grpc.aio.ServerInterceptor):
             key = self._named(given) if given or key_needed else None
             who = key.principal if key else ANONYMOUS
             if key is not None:
-                self._buckets.take(key, time.monotonic())
+                self._take(key)
             if not who.roles & needed:
                 error = PermissionDeniedError(f"{call[:100]}: needs a key with the role {' or '.join(sorted(needed))}")
                 if needed == {Role.OPERATOR}:
@@ -230,12 +233,17 @@ class Door(grpc.aio.ServerInterceptor):
             record(self._settings.data_dir, actor=actor, action=action, target=target, outcome=outcome)
 
     def count(self, key: ApiKey, call: str) -> None:
-        """Count one call of a live key that `principal` did not let in. Raises RateLimitError above its rate."""
+        """Count one call of a live key that `principal` did not let in. Raises RateLimitError above a rate."""
         try:
-            self._buckets.take(key, time.monotonic())
+            self._take(key)
         except RateLimitError as error:
             self._refused(error, call)
             raise
+
+    def _take(self, key: ApiKey) -> None:
+        now, tenant = time.monotonic(), key.principal.tenant
+        self._of_keys.take(key.id, key.rate, now)
+        self._of_tenants.take(tenant, self._settings.limits_of(tenant).rate, now)
 
     def live(self, key_id: str) -> ApiKey | None:
         """Return the key with this id; None for one that is unknown, revoked or expired."""

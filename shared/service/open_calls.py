@@ -1,32 +1,34 @@
-"""Calls that run under an API key: they end when the key does."""
+"""Calls that run under an API key: they end when the key does, and each tenant has so many open at once."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import grpc
 
-from shared.domain.errors import PermissionDeniedError, UnauthenticatedError
+from shared.domain.errors import PermissionDeniedError, RateLimitError, UnauthenticatedError
 from shared.domain.identity import ApiKey
 from shared.runtime import rpc
 
 Within = Callable[[Any], AbstractContextManager[None]]
 """Takes the gRPC context of a call, and returns what the call runs in; it may refuse."""
-_REFUSALS = (PermissionDeniedError, UnauthenticatedError)
+_REFUSALS = (PermissionDeniedError, RateLimitError, UnauthenticatedError)
 
 
 class OpenCalls:
     """The tasks of running calls, by the id of their key."""
 
-    def __init__(self, ended: str) -> None:
-        """ended: what a caller reads whose key ended during its call."""
+    def __init__(self, ended: str, most: Callable[[str], int | None] = lambda tenant: None) -> None:
+        """ended: what a caller reads whose key ended during its call; most: returns a tenant's calls that may be open
+        at once."""
         self._ended, self._tasks = ended, defaultdict[str, set[asyncio.Task[Any]]](set)
+        self._most, self._open = most, Counter[str]()
         self._stopped = set[asyncio.Task[Any]]()
         self._live: Mapping[str, ApiKey] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -61,9 +63,18 @@ class OpenCalls:
 
     @contextmanager
     def noted(self, key_id: str) -> Iterator[None]:
-        """End the block when the key ends. Raises UnauthenticatedError then; a client that left cancels as before."""
+        """End the block when the key ends. Raises UnauthenticatedError then; a client that left cancels as before.
+
+        Raises RateLimitError at the beginning if the tenant has too many calls open.
+        """
         task = asyncio.current_task()
         assert task is not None
+        tenant = self._live[key_id].principal.tenant if key_id in self._live else ""
+        most = self._most(tenant)
+        if most is not None and self._open[tenant] >= most:
+            said = f"this tenant has {most} calls open, which is its limit (tenant_limits); end one, and ask again"
+            raise RateLimitError(said, retry_after_s=1.0)
+        self._open[tenant] += 1
         self._tasks[key_id].add(task)
         try:
             yield
@@ -77,6 +88,9 @@ class OpenCalls:
             self._tasks[key_id].discard(task)
             if not self._tasks[key_id]:
                 del self._tasks[key_id]
+            self._open[tenant] -= 1
+            if not self._open[tenant]:
+                del self._open[tenant]
 
 
 def within(entered: Within, handler: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from shared.domain.types import Job
 from shared.domain.urgency import AGED_EVERY
 
 MOST_KEPT = 1000
@@ -52,10 +51,3 @@ class FairShares:
     def _start(self, tenant: str) -> float:
         share = self._shares.get(tenant)
         return self._now if share is None else max(share.ends, self._now)
-
-
-def work_of(job: Job) -> float:
-    """Return pixels × frames × steps of a job's run."""
-    request, plan = job.request, job.plan
-    steps = plan.run_steps(request.steps) - plan.start_step
-    return float(request.size.width * request.size.height * request.frames * max(steps, 1))

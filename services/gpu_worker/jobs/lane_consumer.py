@@ -23,8 +23,7 @@ class LaneConsumer:
         """most: frames in hand at most, an image is one; ahead: whether the bus may deliver tasks before they are
         taken."""
         self._bus, self._most, self._handle, self._ahead = bus, most, handle, ahead
-        self.in_hand: dict[asyncio.Task[None], int] = {}
-        """Frames of each task in hand."""
+        self.in_hand: dict[asyncio.Task[None], Delivery] = {}
         self.lanes: tuple[str, ...] = ()
         self._wanted = self._aside = False
         self._one_at_a_time = asyncio.Lock()
@@ -111,12 +110,17 @@ class LaneConsumer:
         """Receive while the rows have room for another task as long as the longest one in hand."""
         with contextlib.suppress(UnavailableError):  # the bus is closed
             while True:
-                while (frames := self.in_hand.values()) and sum(frames) + max(frames) > self._most:
+                while (frames := [*map(_frames, self.in_hand.values())]) and sum(frames) + max(frames) > self._most:
                     await asyncio.wait(self.in_hand, return_when=asyncio.FIRST_COMPLETED)
                 delivery = await receiver.get()
                 task = asyncio.create_task(self._handle(delivery))
-                self.in_hand[task] = delivery.message.frames if isinstance(delivery.message, GenerateImage) else 1
+                self.in_hand[task] = delivery
                 task.add_done_callback(self.in_hand.pop)
+
+
+def _frames(delivery: Delivery) -> int:
+    """Return the frames of the job that the delivery stands for now: its task may have been exchanged."""
+    return delivery.message.frames if isinstance(delivery.message, GenerateImage) else 1
 
 
 async def _leave(receiver: Receiver, in_hand: set[asyncio.Task[None]]) -> None:

@@ -13,7 +13,7 @@ from services.gpu_worker.jobs.attempt import Attempt, AttemptContext
 from services.gpu_worker.jobs.catalog_gate import CatalogGate
 from services.gpu_worker.jobs.claims import Claims
 from services.gpu_worker.jobs.crash_evidence import CRASHES_TOGETHER, condemned
-from services.gpu_worker.jobs.fair_shares import FairShares, work_of
+from services.gpu_worker.jobs.fair_shares import FairShares
 from services.gpu_worker.jobs.lane_consumer import LaneConsumer
 from services.gpu_worker.jobs.leases import Presence, Renewal
 from services.gpu_worker.jobs.process import WorkerProcess
@@ -60,7 +60,7 @@ class Tasks:
         self._shares, self._alone_until = FairShares(), dict[str, float]()
         self._mixed = set[str]()
         """Lanes where tasks of several tenants were exchanged, until the only tenant's next job has its own task."""
-        self.lanes = LaneConsumer(context.backends.bus, settings.max_rows, partial(self.handle, ordered=True))
+        self.lanes = LaneConsumer(context.backends.bus, settings.max_rows, self.handle)
         # a consumer of their own: clips that wait for rows would keep images from being taken
         self.clip_lanes = LaneConsumer(context.backends.bus, settings.max_rows, self.handle, ahead=False)
         self.gate = CatalogGate(catalog, self.lanes, self.clip_lanes)
@@ -87,9 +87,9 @@ class Tasks:
         claimed its own job again."""
         return [attempt for attempt in self.attempts.values() if attempt.job.id == job_id]
 
-    async def handle(self, delivery: Delivery, *, ordered: bool = False) -> None:
-        """Carry out one task. If a backend is away or a bug raises an error, put the task back into its lane. ordered:
-        the task may be exchanged for that of a job of its lane whose turn it is."""
+    async def handle(self, delivery: Delivery) -> None:
+        """Carry out one task, or that of a job of its lane whose turn it is. If a backend is away or a bug raises an
+        error, put the task back into its lane."""
         message = delivery.message
         if not isinstance(message, GenerateImage):
             await delivery.bury(f"a generate lane takes GenerateImage only (got {type(message).__name__})")
@@ -97,7 +97,7 @@ class Tasks:
         try:
             for alone in (False, True):
                 async with self._process.turns.alone() if alone else self._process.turns.together():
-                    exchangeable = ordered and not alone and not message.only
+                    exchangeable = not alone and not message.only
                     if await self._carry_out(message, delivery, alone, exchangeable):
                         return
         except UnreadableRowError:  # the catalog logs such a row once; a worker that can read the row takes the task
@@ -127,7 +127,7 @@ class Tasks:
                 if not task.only:  # from now on its task must not be exchanged
                     delivery.stand_for(GenerateImage.of(job))
                 if alone or job.crashes < CRASHES_TOGETHER:
-                    self._shares.took(job.request.tenant, work_of(job))
+                    self._shares.took(job.request.tenant, job.pixel_steps)
                     await self._attempt(job, delivery, ahead, previews=task.previews)
                     return True
                 if await self.endings.release(job):
@@ -192,7 +192,7 @@ class Tasks:
                         continue
                     if job is None:
                         continue
-                    self._shares.took(job.request.tenant, work_of(job))
+                    self._shares.took(job.request.tenant, job.pixel_steps)
                     delivery.stand_for(GenerateImage.of(job))
                     plan = job.plan
                     with contextlib.closing(ReadAhead(self._blobs, plan.state_key, plan.state_sha256)) as ahead:

@@ -13,6 +13,7 @@ from shared.catalog.engines.database import Database, among, chunks
 from shared.catalog.entries.entry_rows import IS_READABLE, entry_of, row_of, state_of
 from shared.catalog.entries.indexed import ADD_VECTORS, BY_IDS, Indexed, with_states
 from shared.catalog.entries.masks import MOVED, Masks
+from shared.catalog.entries.of_tenants import OfTenants
 from shared.catalog.jobs.repeats import EXACT, EXACT_OF, just_generated
 from shared.catalog.tables import captured, entries, insert, jobs, now_s, states
 from shared.domain.errors import NotFoundError
@@ -195,7 +196,7 @@ def _referenced(connection: sa.Connection, keys: Sequence[str]) -> set[str]:
     return found
 
 
-class Entries(Indexed, Masks):
+class Entries(Indexed, Masks, OfTenants):
     """The cache entries of a catalog. Entries that only another version can read are skipped and left unchanged."""
 
     def __init__(self, database: Database) -> None:

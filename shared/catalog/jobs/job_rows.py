@@ -127,5 +127,6 @@ def row_of(job: Job) -> dict[str, Any]:
         "standalone_s": job.standalone_s or None,
         "batched_s": job.batched_s or None,
         "predicted_s": job.predicted_s or None,
+        "pixel_steps": job.pixel_steps,
         "mask_key": None,  # named later, once the clip is segmented
     }

@@ -44,6 +44,9 @@ _WAITING = (
 _LANES = sa.select(c.lane).where(c.state == QUEUED).distinct()
 _COUNT_QUEUED = sa.select(sa.func.count()).select_from(jobs).where(c.state == QUEUED)
 _QUEUED_BY_TENANT = sa.select(c.tenant, sa.func.count()).where(c.state == QUEUED).group_by(c.tenant)
+_TAKEN = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(c.pixel_steps), 0)).where(
+    c.state.in_((QUEUED, RUNNING)), c.tenant == sa.bindparam("of_tenant")
+)
 _OTHERS = (
     sa.select(c.tenant, sa.func.count().label("jobs"))
     .where(c.state == QUEUED, c.lane == sa.bindparam("in_lane"), c.tenant != sa.bindparam("of_tenant"), OF_CLIENTS)
@@ -114,6 +117,11 @@ def _queued_by_tenant(connection: sa.Connection) -> dict[str, int]:
     return {tenant: int(count) for tenant, count in connection.execute(_QUEUED_BY_TENANT)}
 
 
+def _taken(connection: sa.Connection, tenant: str) -> Taken:
+    jobs, pixel_steps = connection.execute(_TAKEN, {"of_tenant": tenant}).one()
+    return Taken(int(jobs), int(pixel_steps))
+
+
 def _backlog(connection: sa.Connection, lane: str, tenant: str) -> Backlog:
     rows = connection.execute(_BACKLOG, {"in_lane": lane}).all()
     known = sum(row.known for row in rows)
@@ -141,6 +149,14 @@ def _position(connection: sa.Connection, job_id: str) -> int:
     own = int(connection.execute(_COUNT_QUEUED.where(c.lane == row.lane, c.tenant == row.tenant, ahead)).scalar_one())
     others = connection.execute(_OTHERS, {"in_lane": row.lane, "of_tenant": row.tenant})
     return own + sum(min(int(other.jobs), own + 1) for other in others)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Jobs of a tenant that wait or run, and their frames × pixels × steps."""
+
+    jobs: int = 0
+    pixel_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +206,9 @@ class Lanes:
 
     async def queued_by_tenant(self) -> dict[str, int]:
         return await self._database.read(_queued_by_tenant)
+
+    async def taken(self, tenant: str) -> Taken:
+        return await self._database.read(_taken, tenant)
 
     async def backlog(self, lane: str, tenant: str) -> Backlog:
         """Return what a new job of this tenant finds in the lane now."""

@@ -17,6 +17,7 @@ from shared.runtime.settings.network import Network
 from shared.runtime.settings.segmentation import Segmentation
 from shared.runtime.settings.storage import Storage
 from shared.runtime.settings.telemetry import Telemetry
+from shared.runtime.settings.tenants import Tenants
 
 CLUSTER_CHECKPOINT_STEPS = 10
 """Maximum number of steps that a killed worker loses, if other workers can resume its jobs."""
@@ -25,7 +26,7 @@ CLUSTER_CHECKPOINT_GAP_S = 1.0
 
 
 class Settings(
-    Lookup, Maintenance, Cache, Jobs, Monitor, Models, Segmentation, Telemetry, Network, Storage, BaseSettings
+    Lookup, Maintenance, Cache, Jobs, Monitor, Models, Segmentation, Telemetry, Network, Tenants, Storage, BaseSettings
 ):
     """The fields of all sections in one namespace: `settings.max_rows` is the variable AFTERIMAGE_MAX_ROWS."""
 

@@ -85,8 +85,8 @@ class Jobs(Section):
         "arrival",
         description="Which job of a tenant a worker with a free row takes from a lane: arrival takes the first of the "
         "two bands of priority; urgent takes the job of the least slack, which costs one more read of the catalog for "
-        "each job. In both, the tenant that got the least work goes first. Clips, and jobs that a worker has claimed "
-        "before, keep their order of arrival. Set scheduler=slack beside it.",
+        "each job. In both, the tenant that got the least work goes first. Jobs that a worker has claimed before keep "
+        "their order of arrival. Set scheduler=slack beside it.",
     )
     checkpoint_every_steps: int = Field(
         -1,

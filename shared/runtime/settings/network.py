@@ -62,11 +62,6 @@ class Network(Section):
         description="Whether a proxy in front ends TLS: an address on the network then needs keys and no certificate. "
         "Only the proxy may reach `listen` and `http_listen`, because keys arrive there in plain text.",
     )
-    public_tenants: Names = Field(
-        (),
-        description="Tenants that start from public entries of others, and whose keys with the role `publisher` may "
-        "write such entries; `*` for all. Names separated by commas.",
-    )
     tls_certificate: str = Field(
         "",
         description="PEM file with the certificate chain of `listen` and `http_listen`. A changed file is used without "
@@ -127,7 +122,3 @@ class Network(Section):
         description="Bytes of one gRPC message at most, its image included. Both ends must allow the size. A "
         "request to the gateway has two prompts of max_prompt_chars and 128 KiB at most.",
     )
-
-    def shares(self, tenant: str) -> bool:
-        """Return whether the tenant shares public entries with others."""
-        return "*" in self.public_tenants or tenant in self.public_tenants

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shared.catalog import Catalog
+from shared.catalog.jobs.lanes import Taken
 from shared.domain.errors import ConflictError, NotFoundError
 from shared.domain.types import JobState, Modality, Plan, PlanSource, Source
 from tests.contracts.nouns import EXPIRED_S, LEASE_S, a_job, a_result, accepted, finished
@@ -261,3 +262,16 @@ async def test_queue_length_and_position(catalog: Catalog) -> None:
     await accepted(catalog, id="other", lane="a", tenant="small")  # behind one job of the tenant with three
     assert [await catalog.jobs.position(name) for name in ("other", "job0", "job2", "job3")] == [1, 2, 3, 1]
     assert await catalog.jobs.queued_by_tenant() == {"default": 4, "small": 1}
+
+
+async def test_what_a_tenant_has_taken(catalog: Catalog) -> None:
+    job = (await accepted(catalog, id="one", tenant="small")).id
+    for other in ("two", "three"):
+        await accepted(catalog, id=other, tenant="small")
+    await accepted(catalog, id="four")
+    await catalog.jobs.claim(job, "w1", LEASE_S)
+    await catalog.jobs.cancel("two")
+    each = a_job().pixel_steps
+    assert each == 64 * 64 * 50
+    assert await catalog.jobs.taken("small") == Taken(2, 2 * each)
+    assert await catalog.jobs.taken("nobody") == Taken()

@@ -130,6 +130,21 @@ async def test_clips_wait_apart_from_images_and_are_previewed_and_cancelled(tmp_
         assert (await bench.final(waiting[0].id)).state is JobState.SUCCEEDED
 
 
+async def test_a_tenant_with_many_clips_lets_another_go_first(tmp_path: Path) -> None:
+    """One clip runs at a time, and the exchanged tasks are of clips of other lengths."""
+    async with running_worker(tmp_path, "noop:?name=large", video="noop:?name=clips&step_ms=5", max_rows=16) as bench:
+        asked: dict[str, Any] = {"steps": 10, "size": Size(64, 64), "frames": 8}
+        running = await sent(bench, tenant="flood", **asked | {"frames": 16, "steps": 200})
+        await bench.until(lambda job: job.state is JobState.RUNNING, running.id)
+        flood = [await sent(bench, tenant="flood", **asked) for _ in range(4)]
+        other = await sent(bench, tenant="other", **asked | {"frames": 16})
+        done = [await bench.final(job.id) for job in (running, *flood, other)]
+        assert [job.state for job in done] == [JobState.SUCCEEDED] * 6
+        order = [job.id for job in sorted(done, key=lambda job: job.exposed_from)]
+        assert order[:2] == [running.id, other.id]
+        assert [job.attempt for job in done] == [1] * 6
+
+
 async def test_clips_reach_only_workers_with_the_video_model(tmp_path: Path) -> None:
     async with running_worker(tmp_path, "noop:?name=large&step_ms=5", video="noop:?name=clips&step_ms=5") as bench:
         without = GpuWorkerService(2)

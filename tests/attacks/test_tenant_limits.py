@@ -1,0 +1,132 @@
+"""One tenant takes calls, jobs, work and cache without end: it is held at its limits, and its neighbours are not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from shared.client import AsyncClient
+from shared.domain.errors import InvalidRequestError, OverloadedError, RateLimitError
+from shared.domain.identity import Role, issued, principal_of
+from shared.runtime.settings import Settings
+from tests.flows.house import House, house
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+LIMITS = {
+    "*": {"jobs": 4},
+    "callers": {"rate": "2/s"},
+    "streamers": {"calls": 2, "jobs": None},
+    "painters": {"pixel_steps": 64 * 64 * 100},
+    "hoarders": {"cache_bytes": 40_000, "jobs": None},
+}
+TENANTS = [*LIMITS][1:]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def limited(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> AsyncIterator[tuple[House, dict[str, str]]]:
+    given: dict[str, Any] = {"large": "noop:?step_ms=20", "encoder": str(tiny / "clip"), "torch_threads": 1}
+    given |= {"data_dir": tmp_path_factory.mktemp("limited"), "listen": "127.0.0.1:0", "metrics_listen": ""}
+    given |= {"allow_anonymous": "never", "tenant_limits": LIMITS, "blob_grace_s": 0.2, "max_rows": 4}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shared.service.door.EVERY_S", 0.05)
+        async with house(Settings(**given)) as it:
+            keys = {}
+            for tenant in (*TENANTS, "others"):
+                key, keys[tenant] = issued(principal_of(tenant, tenant, [Role.USER]))
+                await it.backends.catalog.keys.add(key, None)
+            await asyncio.sleep(0.3)
+            yield it, keys
+
+
+Limited = tuple[House, dict[str, str]]
+
+
+def client(limited: Limited, tenant: str) -> AsyncClient:
+    it, keys = limited
+    return AsyncClient(it.process.address, retry_s=0.0, api_key=keys[tenant])
+
+
+async def test_two_keys_of_a_tenant_share_its_rate(limited: Limited) -> None:
+    it, keys = limited
+    key, keys["second"] = issued(principal_of("callers", "second", [Role.USER]))
+    await it.backends.catalog.keys.add(key, None)
+    await asyncio.sleep(0.3)
+    async with client(limited, "callers") as one, client(limited, "second") as two:
+        ends = await asyncio.gather(
+            *(each.list_jobs() for _ in range(20) for each in (one, two)), return_exceptions=True
+        )
+    refused = [end for end in ends if isinstance(end, OverloadedError)]
+    assert 15 <= len(refused) <= 20  # a burst of ten seconds, and what the test's own time brings
+    assert "this tenant sends more than its rate of 2/s, burst 20" in str(refused[0])
+
+
+async def test_streams_left_open_are_counted(limited: Limited) -> None:
+    async with client(limited, "streamers") as greedy, client(limited, "others") as other:
+        streams = [greedy.generate_stream("a fox", steps=200, cache="off", seed=seed) for seed in range(2)]
+        for stream in streams:
+            await anext(stream)
+        with pytest.raises(OverloadedError, match="this tenant has 2 calls open, which is its limit"):
+            await greedy.list_jobs()
+        await other.list_jobs()
+        for stream in streams:
+            await stream.aclose()
+        async with asyncio.timeout(10.0):
+            while True:
+                try:
+                    await greedy.list_jobs()
+                    break
+                except OverloadedError:
+                    await asyncio.sleep(0.02)
+
+
+async def test_work_in_flight_is_bounded_and_ends_free_it(limited: Limited) -> None:
+    async with client(limited, "painters") as painter, client(limited, "others") as other:
+        with pytest.raises(InvalidRequestError, match=r"steps: .* must be at most 409600 for this tenant"):
+            await painter.generate("a fox", steps=101, cache="off")
+        first = asyncio.create_task(painter.generate("a fox", steps=60, cache="off"))
+        while not (await painter.list_jobs())[0]:
+            await asyncio.sleep(0.01)
+        with pytest.raises(OverloadedError, match="this tenant has 245760 and may have 409600"):
+            await painter.generate("a fox", steps=50, cache="off")
+        assert (await painter.generate("a fox", steps=10, cache="off")).png
+        assert (await other.generate("a fox", steps=101, cache="off")).png
+        await first
+        assert (await painter.generate("a fox", steps=100, cache="off")).png
+
+
+async def test_jobs_are_bounded_for_every_tenant_without_a_limit_of_its_own(limited: Limited) -> None:
+    async with client(limited, "others") as other, client(limited, "streamers") as free:
+        jobs = [asyncio.create_task(other.generate("a fox", steps=60, cache="off", seed=seed)) for seed in range(6)]
+        ends = await asyncio.gather(*jobs, return_exceptions=True)
+        refused = [end for end in ends if isinstance(end, OverloadedError)]
+        assert len(refused) == 2
+        assert "jobs that wait or run: this tenant has 4 and may have 4" in str(refused[0])
+        assert not isinstance(refused[0], RateLimitError)
+        with pytest.raises(InvalidRequestError, match="n: must be at most 4, the jobs of this tenant"):
+            await other.generate_images("a fox", 5, steps=2, cache="off")
+        assert (await free.generate("a fox", steps=2, cache="off")).png
+
+
+async def test_the_cache_of_a_tenant_shrinks_to_its_bytes(limited: Limited) -> None:
+    """An entry of ten steps has 12 kB: three fit."""
+    it, _ = limited
+    entries = it.backends.catalog.entries
+    async with client(limited, "hoarders") as hoarder, client(limited, "others") as other:
+        kept = await other.generate("a whale in the sea", steps=10, variation="same")
+        made = [await hoarder.generate(f"a fox number {seed}", steps=10, seed=seed, cache="write") for seed in range(8)]
+        async with asyncio.timeout(20.0):
+            while True:
+                cached = await entries.by_ids([one.job.id for one in (kept, *made)])
+                held = await entries.bytes_by_tenant()
+                if len(cached) == 9 and held["hoarders"] <= 40_000:
+                    break
+                await asyncio.sleep(0.05)
+        assert [bool(cached[one.job.id].states) for one in made] == [False] * 5 + [True] * 3
+        assert cached[kept.job.id].states
+        assert (await hoarder.generate("a fox number 0", steps=10, seed=0)).plan.source == "exact"
