@@ -24,8 +24,11 @@ def find() -> str | None:
     return str(_DEBIAN) if _DEBIAN.exists() else shutil.which("rabbitmq-server")
 
 
-def start(folder: Path, host: str = HOST) -> Server:
-    """Start a node in `folder`, new or existing, with the user guest; StackError when that fails."""
+def start(folder: Path, host: str = HOST, *, api_port: int = 0) -> Server:
+    """Start a node in `folder`, new or existing, with the user guest; StackError when that fails.
+
+    api_port: of the management API; 0: without it.
+    """
     program = find()
     if program is None:
         raise StackError(f"rabbitmq: not installed; {HOW_TO_GET_IT}")
@@ -37,9 +40,10 @@ def start(folder: Path, host: str = HOST) -> Server:
         "loopback_users = none\n"  # guest may connect from every address that reaches `host`
         f"consumer_timeout = {CONSUMER_TIMEOUT_S * 1000}\n"
         "log.console = true\nlog.file = false\n"
-        "raft.wal_max_size_bytes = 67108864\n",  # the default size is half a gigabyte
+        "raft.wal_max_size_bytes = 67108864\n"  # the default size is half a gigabyte
+        + (f"management.tcp.ip = {host}\nmanagement.tcp.port = {api_port}\n" if api_port else ""),
     )
-    write_private(folder / "plugins", "[].\n")
+    write_private(folder / "plugins", "[rabbitmq_management].\n" if api_port else "[].\n")
     environment = _environment(folder)
     server = Server(
         name="rabbitmq",

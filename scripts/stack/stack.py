@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -82,6 +82,9 @@ def missing(environment: Mapping[str, str]) -> list[str]:
 class Stack:
     """Servers and services of one stack, by name: a server (`postgresql`) or a replica (`gpu_worker-2`, from 1)."""
 
+    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Further arguments of a server's start, by its name; a subclass may have some."""
+
     def __init__(self, folder: Path, *, replicas: Mapping[str, int] | None = None, settings: Mapping[str, Any] = {}):
         """settings: settings of every service, by name; a URL among them names a server that already runs."""
         self.folder = folder.absolute()
@@ -145,7 +148,10 @@ class Stack:
         known = {**os.environ, **self._settings}
         wanted = [name for port in PORTS if not known.get(variable(port.setting)) and (name := program_for(port))]
         with ThreadPoolExecutor(len(PORTS)) as pool:
-            started = [pool.submit(_module(name).start, self.folder / name, self.host(name)) for name in wanted]
+            started = [
+                pool.submit(_module(name).start, self.folder / name, self.host(name), **self.options.get(name, {}))
+                for name in wanted
+            ]
             for name, server in zip(wanted, started, strict=True):
                 if server.exception() is None:
                     self.processes[name] = server.result()
@@ -207,6 +213,10 @@ class Stack:
         """Return the command of a replica; a subclass may wrap it."""
         return [sys.executable, "-m", f"services.{name.rpartition('-')[0]}"]
 
+    def own(self, name: str) -> Mapping[str, str]:
+        """Return variables of one replica alone; a subclass may have some."""
+        return {}
+
     def _service(self, name: str) -> Server:
         address = self._addresses[name]
         own = {"AFTERIMAGE_LISTEN": address, "AFTERIMAGE_METRICS_LISTEN": f"{self.host(name)}:{free_port()}"}
@@ -217,7 +227,7 @@ class Stack:
             folder=self.folder / "services",
             command=self.command(name),
             ready=_ready(name, address, self.environment),
-            environment={"AFTERIMAGE_TORCH_THREADS": str(threads), **self.environment, **own},
+            environment={"AFTERIMAGE_TORCH_THREADS": str(threads), **self.environment, **self.own(name), **own},
             start_timeout_s=START_S,
         )
 

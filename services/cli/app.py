@@ -11,7 +11,20 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from services.cli import backup, cache, dead_letters, erase, generate, health, jobs, keys, models, monitor, up
+from services.cli import (
+    backup,
+    cache,
+    credentials,
+    dead_letters,
+    erase,
+    generate,
+    health,
+    jobs,
+    keys,
+    models,
+    monitor,
+    up,
+)
 from services.cli.demo import command as demo
 from services.cli.demo import video as demo_video
 from services.cli.display.help import teach
@@ -75,6 +88,7 @@ app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(keys.app, name="keys")
+app.command("credentials")(credentials.credentials)
 app.command("health")(health.health)
 app.command("doctor")(doctor.doctor)
 app.add_typer(models.app, name="models")

@@ -30,9 +30,9 @@ class Compose:
         *,
         gateways: int = 1,
         passwords: bool = True,
-        mesh: Path | None = None,
+        folders: Mapping[str, Path] = {},
     ) -> None:
-        """settings: of all services, by their names in shared.runtime.settings."""
+        """settings: of all services, by their names in shared.runtime.settings; folders: by their variables."""
         self.name = f"afterimage-test-{os.getpid()}-{folder.name}".lower()
         self._files = [part for file in files for part in ("-f", str(ROOT / "compose" / file))]
         self._env, knobs = folder / "env", folder / "settings.env"
@@ -45,8 +45,7 @@ class Compose:
                 f"SETTINGS_FILE={knobs}\nIMAGE_TAG={TAG}\nGATEWAY_PORTS={self.ports[0]}-{self.ports[-1]}\n"
                 f"HTTP_PORTS={self.http_ports[0]}-{self.http_ports[-1]}\nMETRICS_PORT=0\n"
             )
-            if mesh is not None:
-                env.write(f"MESH_FOLDER={mesh}\n")
+            env.writelines(f"{name}={path}\n" for name, path in folders.items())
         knobs.write_text("".join(f"AFTERIMAGE_{name.upper()}={value}\n" for name, value in settings.items()))
 
     def __call__(self, *command: str, limit_s: float = COMMAND_S) -> str:
@@ -63,6 +62,10 @@ class Compose:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self('ps', '-a')}\n{self('logs', '--tail', '15')}") from None
         return time.monotonic() - begun
+
+    def add(self, file: str) -> None:
+        """Use one more file from now on."""
+        self._files += ["-f", str(ROOT / "compose" / file)]
 
     def down(self, *more: str) -> None:
         self("down", *more, limit_s=DOWN_S)

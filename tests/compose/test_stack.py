@@ -57,15 +57,22 @@ class Figures:
 @pytest.fixture(scope="module")
 def stack(docker: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
     folder = tmp_path_factory.mktemp("stack")
-    mesh = folder / "mesh"
+    mesh, credentials = folder / "mesh", folder / "credentials"
     run([str(ROOT / "compose/mesh_certificates.sh"), str(mesh)])
-    run(["chown", "-R", "10001", str(mesh)])
-    compose = Compose(folder, ("backends.yaml", "services.yaml", "mesh.yaml"), SETTINGS, gateways=2, mesh=mesh)
+    credentials.mkdir()
+    run(["chown", "-R", "10001", str(mesh), str(credentials)])
+    folders = {"MESH_FOLDER": mesh, "CREDENTIALS_FOLDER": credentials}
+    compose = Compose(folder, ("backends.yaml", "services.yaml", "mesh.yaml"), SETTINGS, gateways=2, folders=folders)
     try:
         begun = time.monotonic()
         compose("--profile", "tools", "build", limit_s=BUILD_S)
         Figures.build_s = time.monotonic() - begun
-        Figures.up_s = compose.up()
+        begun = time.monotonic()
+        compose.up(*SERVERS)
+        compose("run", "--rm", "--no-deps", "-v", f"{credentials}:/credentials", "tools", "credentials", "/credentials")
+        compose.add("credentials.yaml")
+        compose.up()
+        Figures.up_s = time.monotonic() - begun
         yield compose
     finally:
         compose.down("-v", "--remove-orphans")

@@ -10,16 +10,20 @@ import hashlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, ClassVar, cast
 from urllib.parse import urlsplit
 
+import numpy
 import pytest
+from sqlalchemy.exc import ProgrammingError
 
 from protos import gateway_pb2
 from protos import global_monitor_pb2 as monitor_pb2
 from protos.global_monitor_pb2_grpc import GlobalMonitorServiceStub
 from scripts.stack import postgresql, rabbitmq, weaviate
+from scripts.stack.servers import free_port
 from scripts.stack.stack import PORTS, Stack, missing, variable
 from services.cli.connection import channel_to
 from services.cli.doctor.command import examine
@@ -28,9 +32,10 @@ from services.gpu_worker.families import Family, load_family
 from services.gpu_worker.jobs.codecs import decode_png, encode_png
 from shared.client import Accepted, AsyncClient, Picture, Progress
 from shared.domain.errors import CancelledError, ConflictError, NotFoundError, UnavailableError
+from shared.domain.identity import Role, issued, principal_of
 from shared.domain.ids import new_id
-from shared.domain.messages import lane_of
-from shared.domain.types import CompatKey, IndexFilter, Job, JobState, Plan, PlanSource, Request, vector_from
+from shared.domain.messages import JobSucceeded, lane_of
+from shared.domain.types import CompatKey, IndexFilter, IndexItem, Job, JobState, Plan, PlanSource, Request, vector_from
 from shared.models import find_card
 from shared.runtime.addresses import target_of
 from shared.runtime.settings import Settings
@@ -53,9 +58,24 @@ NEEDED = {"postgresql": postgresql, "rabbitmq": rabbitmq, "weaviate": weaviate}
 
 
 class ClusterStack(ForkedStack, SlowStack):
-    """Long jobs take their time, but not the processor's."""
+    """Long jobs take their time, but not the processor's. With MinIO, each service has credentials of its own."""
 
     step_ms = 10.0
+    api_port = free_port()
+    options: ClassVar = {"rabbitmq": {"api_port": api_port}}
+
+    def start_servers(self) -> None:
+        super().start_servers()
+        if "minio" in self.processes:
+            command = [sys.executable, "-m", "services", "credentials", str(self.folder / "credentials")]
+            command += ["--rabbitmq-api", f"http://127.0.0.1:{self.api_port}"]
+            subprocess.run(command, cwd=ROOT, env={**os.environ, **self.environment}, check=True)
+
+    def own(self, name: str) -> dict[str, str]:
+        if "minio" not in self.processes:
+            return {}
+        lines = (self.folder / "credentials" / f"{name.rpartition('-')[0]}.env").read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines)
 
 
 @pytest.fixture(scope="module")
@@ -257,6 +277,36 @@ async def test_a_clip_its_parts_a_hit_and_a_repeat_through_different_gateways(
     assert repeat.png == miss.png == data
     for clip in (miss, hit):
         assert await _as_planned(clip, clip_family, backends) == clip.png
+
+
+async def test_a_service_can_do_no_more_than_its_code_does(stack: Stack) -> None:
+    """Its user is refused by each of the four servers: other tables, events, blobs and a reader's writes."""
+
+    async def as_(service: str, *ports: str) -> Backends:
+        names = {port.setting: variable(port.setting) for port in PORTS}
+        own = {setting: stack.own(f"{service}-1")[name] for setting, name in names.items()}
+        return await open_backends(Settings(**cast("Any", own)), ports)
+
+    key, _ = issued(principal_of("acme", "mallory", [Role.OPERATOR]))
+    retriever, segmenter = await as_("retriever", "catalog", "index"), await as_("segmenter", "blobs")
+    monitor = await as_("global_monitor", "bus")
+    try:
+        with pytest.raises(ProgrammingError, match="permission denied for table api_keys"):
+            await retriever.catalog.keys.add(key, None)
+        item = IndexItem("mallory", {"whole": numpy.ones(8, numpy.float32)}, "compat", "owner", "encoder")
+        with pytest.raises(UnavailableError, match=r"403|forbidden"):
+            await retriever.index.add([item])
+        await segmenter.blobs.put("masks/of-a-test", b"a mask")
+        await segmenter.blobs.delete(["masks/of-a-test"])
+        with pytest.raises(UnavailableError, match="AccessDenied"):
+            await segmenter.blobs.put("states/planted", b"a latent")
+        with pytest.raises(UnavailableError, match="topic 'JobSucceeded'"):
+            await monitor.bus.publish(JobSucceeded("nobody", 1))
+    finally:
+        for opened in (retriever, segmenter, monitor):
+            await opened.close()
+    with pytest.raises(UnavailableError):
+        await as_("embedder", "catalog")
 
 
 async def test_the_monitor_knows_the_workers_and_takes_back_one_that_was_killed(stack: Stack) -> None:

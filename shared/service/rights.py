@@ -1,0 +1,103 @@
+"""What each service may do in the four servers: no more than its code does (docs/how-to/secure-access.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shared.bus.rabbitmq.queues import DEAD_LETTERS, FACTS
+from shared.catalog.roles import TABLES
+from shared.domain import messages
+
+_LANES = r"generate\.[^/]*"
+_DEAD = DEAD_LETTERS.name.replace(".", r"\.")
+_OWN = r"amq\.gen-.*"
+"""Names that RabbitMQ gives to the queues of one process."""
+_CHANGES, _ALL = "INSERT, UPDATE", "INSERT, UPDATE, DELETE"
+
+
+@dataclass(frozen=True)
+class Rights:
+    """Rights of one service."""
+
+    tables: Mapping[str, str] = field(default_factory=dict)
+    """Table → privileges beside SELECT."""
+    queues: str = _OWN
+    """Pattern of the queues that it declares and reads."""
+    tells: tuple[type, ...] = ()
+    """Events that it publishes. It may hear all."""
+    reads: tuple[str, ...] = ()
+    """Prefixes of the blobs that it reads."""
+    writes: tuple[str, ...] = ()
+    deletes: tuple[str, ...] = ()
+    index: Literal["", "read", "write"] = ""
+
+
+def _events_of(name: str) -> str:
+    shared = rf"{FACTS}.{name}".replace(".", r"\.")
+    return rf"({_OWN}|{shared}.*|{_DEAD}.*)"
+
+
+_TASKS = rf"({_OWN}|{_LANES}|{_DEAD}.*)"
+RIGHTS: dict[str, Rights | None] = {
+    "embedder": None,
+    "text_extractor": None,
+    "gateway": Rights(
+        tables={"jobs": _CHANGES, "idempotency_keys": _ALL, "workers": "UPDATE, DELETE"},
+        queues=_TASKS,
+        tells=(
+            messages.JobQueued,
+            messages.JobCancelled,
+            messages.JobSucceeded,
+            messages.JobFailed,
+            messages.PreviewsRequested,
+            messages.StateUsed,
+            messages.StateLost,
+        ),
+        reads=("pictures/", "uploads/", "states/", "masks/"),
+        writes=("uploads/",),
+        deletes=("uploads/",),
+    ),
+    "match_predictor": Rights(queues=_events_of("match_predictor")),
+    "retriever": Rights(queues=_events_of("retriever"), index="read"),
+    "gpu_worker": Rights(
+        tables={"jobs": "UPDATE", "captured": "INSERT", "workers": _ALL},
+        queues=_TASKS,
+        tells=(
+            messages.Progress,
+            messages.JobSucceeded,
+            messages.JobFailed,
+            messages.JobCancelled,
+            messages.StateUsed,
+            messages.StateLost,
+            messages.WorkerReported,
+        ),
+        reads=("states/", "pictures/", "checkpoints/", "masks/", "uploads/"),
+        writes=("states/", "pictures/", "checkpoints/"),
+        deletes=("states/", "pictures/", "checkpoints/"),
+    ),
+    "segmenter": Rights(
+        tables={"jobs": "UPDATE"},
+        queues=_events_of("segmenter"),
+        tells=(messages.VideoSegmented,),
+        reads=("pictures/", "masks/"),
+        writes=("masks/",),
+        deletes=("masks/",),
+    ),
+    "cache_maintainer": Rights(
+        tables={name: _ALL for name in TABLES if name not in ("api_keys", "workers", "identity")},
+        queues=rf"({_events_of('cache_maintainer')}|{_LANES})",
+        tells=(messages.EntriesCached, messages.EntriesEvicted, messages.JobCancelled, messages.DataErased),
+        reads=("",),
+        writes=("",),
+        deletes=("",),
+        index="write",
+    ),
+    "global_monitor": Rights(
+        tables={"leases": _ALL},
+        queues=_events_of("global_monitor"),
+        tells=(messages.WorkersAssigned,),
+    ),
+}
+"""Rights by service; None: it uses no server."""
