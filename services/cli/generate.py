@@ -201,7 +201,8 @@ def generate(
     where = options(target=target, data_dir=data_dir, tenant=tenant)
 
     def check() -> None:
-        from services.gateway.validation import Models, image_count, validate
+        from services.gateway.served_models import Models
+        from services.gateway.validation import image_count, validate
 
         message = request_message(prompt, **fields)
         validate(message, Models.of(served_cards(settings)), settings, tenant)

@@ -6,8 +6,8 @@ A caller without a key may erase jobs of callers without a key.
 from __future__ import annotations
 
 from protos import cache_maintainer_pb2, gateway_pb2
+from services.gateway.caller import Caller, check_tenant
 from services.gateway.own_jobs import own_job
-from services.gateway.validation import Caller, check_tenant
 from shared.catalog import Catalog
 from shared.domain.errors import InvalidRequestError, NotFoundError, PermissionDeniedError
 from shared.domain.identity import Principal, Role

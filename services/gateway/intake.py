@@ -13,14 +13,16 @@ from typing import Any
 
 from protos import common_pb2 as pb
 from services.gateway.admission import Admission, check_disk
+from services.gateway.caller import Caller
 from services.gateway.finish import Fleet, Standalones, fleet_of
 from services.gateway.forecasts import Predictor
 from services.gateway.lookup import Lookup, Planned
 from services.gateway.roster import Roster
+from services.gateway.served_models import Models
 from services.gateway.sweeper import Confirmer
 from services.gateway.tenant_use import TenantUse
 from services.gateway.uploads import Uploaded, Uploads
-from services.gateway.validation import Caller, Models, seeds_of, validate
+from services.gateway.validation import seeds_of, validate
 from shared.bus.hints import Hints
 from shared.domain.errors import (
     AfterimageError,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from services.gateway.caller import Caller
 from services.gateway.fanout import Rows
-from services.gateway.validation import Caller
 from shared.domain.errors import NotFoundError, UnreadableRowError
 from shared.domain.identity import subject_of
 from shared.domain.types import Job

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from protos import common_pb2
 from protos import gateway_pb2 as pb
+from services.gateway.caller import Caller
 from services.gateway.deadlines import DropTimers, outcome_error
 from services.gateway.fanout import Fanout, Watch
 from services.gateway.intake import Accepted, Intake
 from services.gateway.job_views import Answers, FinishedLog, accepted_event, progress_event, waiting_event
 from services.gateway.merging import merged
-from services.gateway.validation import Caller
 from shared.blobs.ahead import ReadAhead
 from shared.bus.hints import Hints
 from shared.domain.errors import AfterimageError, UnavailableError, passes

@@ -13,6 +13,7 @@ import grpc
 from protos import gateway_pb2 as pb
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from protos.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
+from services.gateway.caller import Caller, caller_of
 from services.gateway.erasing import TIMEOUT_S as ERASE_S
 from services.gateway.erasing import target_of, to_erase
 from services.gateway.http.server import HttpServer
@@ -21,9 +22,10 @@ from services.gateway.own_jobs import note_admin, own_job
 from services.gateway.pending_calls import Calls
 from services.gateway.rerouting import reroute
 from services.gateway.roster import Roster
+from services.gateway.served_models import Models
 from services.gateway.sweeper import Sweeper
 from services.gateway.uploads import Receiving
-from services.gateway.validation import Caller, Models, caller_of, image_count, page_size, page_token
+from services.gateway.validation import image_count, page_size, page_token
 from shared.bus.hints import Hints
 from shared.domain.errors import AfterimageError, PermissionDeniedError
 from shared.domain.messages import DataErased, Message, WorkerReported

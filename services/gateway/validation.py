@@ -6,30 +6,26 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
 from protos import common_pb2 as pb
+from services.gateway.caller import MOST_PRIORITY
+from services.gateway.served_models import Models
 from services.gateway.uploads import check_bytes
 from shared.domain.clip_length import check_length
-from shared.domain.errors import InvalidRequestError, PermissionDeniedError
-from shared.domain.identity import NAME, Principal, Role, subject_of, under
+from shared.domain.errors import InvalidRequestError
+from shared.domain.identity import under
 from shared.domain.ids import is_id
 from shared.domain.plan_rules import steps_at
-from shared.domain.types import URGENT, CacheMode, Modality, Request, Scope, Size
-from shared.models import ModelCard, of_images
+from shared.domain.types import CacheMode, Modality, Request, Size
+from shared.models import ModelCard
 from shared.models.memory import MOST_PIXELS
 from shared.runtime.rpc_types import cache_from_proto, scope_from_proto, variation_from_proto
 from shared.runtime.settings import Settings
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 """Control characters, except tabs and line ends."""
-KEY_METADATA = "idempotency-key"
-"""Name of the call metadata with a caller's key for a request."""
-_KEY = re.compile(r"[\x21-\x7e]{1,200}")
-TENANT_METADATA = "tenant"
-"""Name of the call metadata with the tenant."""
 _ENUMS = {
     field: {number: name for name, number in kind.items()}
     for field, kind in (
@@ -41,90 +37,8 @@ _ENUMS = {
 }
 """Names of the enum values by field and number."""
 _MAX_USER_CHARS = 200
-MOST_PRIORITY = 100
 _STRENGTH = 0.8
 """Strength of a request that names only `from_job` or `image`, as in diffusers."""
-
-
-@dataclass(frozen=True)
-class Caller:
-    """The tenant and subject that call, and their idempotency key. subject: empty for an anonymous caller."""
-
-    tenant: str
-    idempotency_key: str = ""
-    subject: str = ""
-    admin: bool = False
-    """Sees the jobs of all subjects of the tenant."""
-    publishes: bool = True
-    """May write public entries."""
-    most_priority: int = MOST_PRIORITY
-    """Highest priority of its requests."""
-
-    @property
-    def owner(self) -> str:
-        """Owner of the idempotency key."""
-        return f"{self.tenant}/{self.subject}" if self.subject else self.tenant
-
-    def check_scope(self, request: Request, settings: Settings) -> None:
-        """Raise InvalidRequestError for a public request of a tenant that shares nothing, and PermissionDeniedError
-        for one of a key that may not publish."""
-        if request.scope is not Scope.PUBLIC:
-            return
-        if not settings.shares(self.tenant):
-            rule = "public is for the tenants in the setting public_tenants alone"
-            raise InvalidRequestError("scope", rule, f"tenant {self.tenant}")
-        if not self.publishes:
-            raise PermissionDeniedError(f"scope: public needs a key with the role {Role.PUBLISHER}")
-
-    def clamped(self, request: Request) -> tuple[Request, list[str]]:
-        """Return the request with a priority that its key's roles allow, and a warning if this lowers it."""
-        most = self.most_priority
-        if request.priority <= most:
-            return request, []
-        why = f"priority: {request.priority} needs a key with the role {Role.TENANT_ADMIN}; {most} is used"
-        return replace(request, priority=most), [why]
-
-    def may_see(self, tenant: str, user: str) -> bool:
-        """Return whether a job of this tenant and stored user is the caller's, or of an admin's tenant."""
-        return tenant == self.tenant and (self.admin or subject_of(user) == self.subject)
-
-
-@dataclass(frozen=True)
-class Models:
-    """The served models of images by id, the ids behind `large` and `small`, and the model of clips."""
-
-    cards: Mapping[str, ModelCard]
-    large: str
-    small: str | None = None
-    video: ModelCard | None = None
-
-    @classmethod
-    def of(cls, cards: Mapping[str, ModelCard]) -> Models:
-        """Return the roles of the cards of `served_cards`."""
-        images = of_images(cards)
-        large, *small = images
-        clips = (card for name, card in cards.items() if name not in images)
-        return cls(images, large, next(iter(small), None), next(clips, None))
-
-    def choose_video(self, quality: str) -> ModelCard:
-        """Return the card of the video model. Raises InvalidRequestError without one, and for another model's name."""
-        if self.video is None:
-            raise InvalidRequestError("modality", "must be image, because no video model is set (setting video)")
-        if quality not in ("", "auto", self.video.name):
-            raise InvalidRequestError("quality", f"must be auto or {self.video.name} for modality video", quality)
-        return self.video
-
-    def choose(self, quality: str) -> ModelCard:
-        """Return the card behind `auto`, `large`, `small` or a model id. Raises InvalidRequestError with the known
-        names."""
-        roles = {"": self.large, "auto": self.large, "large": self.large, "small": self.small or quality}
-        name = roles.get(quality, quality)
-        if name not in self.cards:
-            offered = ", ".join(dict.fromkeys(["auto", "large", *(["small"] if self.small else []), *self.cards]))
-            clips = self.video is not None and name == self.video.name
-            rule = "names a model of clips; these make images" if clips else "must be a model served here"
-            raise InvalidRequestError("quality", f"{rule}: {offered}", quality)
-        return self.cards[name]
 
 
 def validate(
@@ -204,47 +118,6 @@ def seeds_of(request: Request, count: int) -> list[Request]:
     if request.seed + count > 2**64:
         raise InvalidRequestError("seed", f"must leave room for {count} seeds below 2^64", request.seed)
     return [replace(request, seed=request.seed + number) for number in range(count)]
-
-
-def caller_of(who: Principal, metadata: Sequence[tuple[str, Any]]) -> Caller:
-    """Return the caller: its key decides, or without one the metadata. Raises InvalidRequestError, and
-    PermissionDeniedError for another tenant than the key's.
-
-    metadata: of a gRPC call, or the headers of an HTTP request; names in lower case.
-    """
-    named = _once(metadata, TENANT_METADATA)
-    if who.tenant and named not in ("", who.tenant):
-        raise PermissionDeniedError(f"{TENANT_METADATA}: the key belongs to another tenant (got {named[:64]!r})")
-    return Caller(
-        tenant=who.tenant or check_tenant(named or "default"),
-        idempotency_key=check_key(_once(metadata, KEY_METADATA)),
-        subject=who.subject,
-        admin=Role.TENANT_ADMIN in who.roles,
-        publishes=Role.PUBLISHER in who.roles,
-        # whose job of the tenant overtakes the others is its admin's decision
-        most_priority=MOST_PRIORITY if Role.TENANT_ADMIN in who.roles or not who.subject else URGENT - 1,
-    )
-
-
-def _once(metadata: Sequence[tuple[str, Any]], name: str) -> str:
-    values = [value for key, value in metadata if key == name]
-    if len(values) > 1:
-        raise InvalidRequestError(name, f"must be given once (got {len(values)})")
-    return values[0] if values else ""
-
-
-def check_tenant(tenant: str) -> str:
-    """Check a tenant's name. One pattern for all names keeps the scope keys made from them unambiguous."""
-    if not NAME.fullmatch(tenant):
-        raise InvalidRequestError("tenant", "must be 1 to 64 letters, digits, dots, dashes or underscores", tenant)
-    return tenant
-
-
-def check_key(key: str) -> str:
-    """Return the key, which may be empty. Raises InvalidRequestError for an invalid key."""
-    if key and not _KEY.fullmatch(key):
-        raise InvalidRequestError(KEY_METADATA, "must be 1 to 200 printable ASCII characters without spaces", key)
-    return key
 
 
 def page_size(wanted: int) -> int:

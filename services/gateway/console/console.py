@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from protos import common_pb2 as pb
+from services.gateway.caller import Caller, caller_of
 from services.gateway.console.job_json import detail, summary
 from services.gateway.console.live import Live
 from services.gateway.console.operations import Operations
@@ -28,7 +29,7 @@ from services.gateway.http.identity import principal
 from services.gateway.http.images import edit_fields
 from services.gateway.http.requests import edit_request, image_request, video_request
 from services.gateway.own_jobs import note_admin, own_job
-from services.gateway.validation import Caller, caller_of, check_prompt, image_count, page_token
+from services.gateway.validation import check_prompt, image_count, page_token
 from shared.client.views import picture_of
 from shared.domain.errors import AfterimageError, PermissionDeniedError, UnauthenticatedError
 from shared.domain.identity import Role

@@ -8,9 +8,9 @@ from typing import Any
 from protos import embedder_pb2, retriever_pb2
 from protos.embedder_pb2_grpc import EmbedderServiceStub
 from protos.retriever_pb2_grpc import RetrieverServiceStub
+from services.gateway.caller import Caller
 from services.gateway.fanout import Rows
 from services.gateway.response_checks import check_vector
-from services.gateway.validation import Caller
 from shared.domain.errors import NotFoundError, UnreadableRowError
 from shared.domain.identity import under
 from shared.domain.types import Job

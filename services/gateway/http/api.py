@@ -13,7 +13,7 @@ from services.gateway.http.fields import ErrorAnswer
 from services.gateway.http.identity import Callers
 from services.gateway.http.signed_urls import Signer
 from services.gateway.pending_calls import Calls
-from services.gateway.validation import Models
+from services.gateway.served_models import Models
 from shared.runtime.settings import Settings
 from shared.service.readiness import Readiness
 

@@ -10,8 +10,8 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Scope
 
+from services.gateway.caller import Caller, caller_of
 from services.gateway.console.sessions import API, Sessions
-from services.gateway.validation import Caller, caller_of
 from shared.domain.errors import AfterimageError
 from shared.domain.identity import Principal
 from shared.runtime.settings import Settings

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from protos import common_pb2 as pb
+from services.gateway.caller import Caller
 from services.gateway.http import events
 from services.gateway.http.answers import ImageAnswers
 from services.gateway.http.api import GENERATES, READS, Api, unless_gone
@@ -24,7 +25,7 @@ from services.gateway.http.identity import caller
 from services.gateway.http.pictures import Output, check_output, converted
 from services.gateway.http.requests import edit_request, image_request
 from services.gateway.own_jobs import own_job
-from services.gateway.validation import Caller, image_count
+from services.gateway.validation import image_count
 from shared.client.views import images_of
 from shared.domain.errors import InvalidRequestError
 

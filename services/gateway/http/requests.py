@@ -5,7 +5,7 @@ from __future__ import annotations
 from protos import common_pb2 as pb
 from services.gateway.http.errors import HttpError
 from services.gateway.http.fields import IGNORED, EditFields, ImageFields, VideoFields
-from services.gateway.validation import Models
+from services.gateway.served_models import Models
 from shared.client.request_fields import RequestFields, request_message
 from shared.domain.errors import InvalidRequestError
 

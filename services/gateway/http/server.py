@@ -21,7 +21,7 @@ from services.gateway.http.app import app_of
 from services.gateway.http.identity import Callers
 from services.gateway.http.signed_urls import Signer, secret_of
 from services.gateway.pending_calls import Calls
-from services.gateway.validation import Models
+from services.gateway.served_models import Models
 from shared.domain.errors import ConfigurationError
 from shared.runtime.addresses import check_address
 from shared.runtime.settings import Settings

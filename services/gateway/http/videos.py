@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from services.gateway.caller import Caller
 from services.gateway.http.api import GENERATES, READS, Api, refusals
 from services.gateway.http.clip_files import KINDS, Variant, clip_file
 from services.gateway.http.errors import HttpError
@@ -19,7 +20,7 @@ from services.gateway.http.identity import caller
 from services.gateway.http.requests import video_request
 from services.gateway.http.video_views import video
 from services.gateway.own_jobs import note_admin, own_job
-from services.gateway.validation import Caller, page_token
+from services.gateway.validation import page_token
 from shared.domain.errors import NotFoundError
 from shared.domain.types import Job, JobState, Modality
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from protos import common_pb2, gateway_pb2
-from services.gateway.validation import Models, validate
+from services.gateway.served_models import Models
+from services.gateway.validation import validate
 from services.gpu_worker.jobs.codecs import decode_png
 from shared.domain.errors import InvalidRequestError
 from shared.domain.types import PlanSource

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from protos import gateway_pb2
+from services.gateway.caller import caller_of
 from services.gateway.erasing import to_erase
-from services.gateway.validation import caller_of
 from shared.domain.errors import NotFoundError, PermissionDeniedError
 from shared.domain.identity import ANONYMOUS, Principal, Role
 from shared.runtime.settings import Settings

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from protos import common_pb2 as pb
+from services.gateway.caller import check_key
 from services.gateway.intake import body_hash
-from services.gateway.validation import check_key
 from shared.domain.errors import InvalidRequestError
 
 

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from protos import common_pb2 as pb
-from services.gateway.validation import Models, caller_of, check_tenant, page_size, page_token, validate
+from services.gateway.caller import caller_of, check_tenant
+from services.gateway.served_models import Models
+from services.gateway.validation import page_size, page_token, validate
 from shared.domain.errors import InvalidRequestError
 from shared.domain.identity import Principal, Role
 from shared.domain.ids import new_id

@@ -16,7 +16,7 @@ from services.gateway.http.app import app_of
 from services.gateway.http.errors import HttpError
 from services.gateway.http.guard import Rules
 from services.gateway.http.identity import Callers
-from services.gateway.validation import Models
+from services.gateway.served_models import Models
 from shared.catalog import open_catalog
 from shared.domain.errors import ConfigurationError
 from shared.runtime.settings import Settings
