@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 
 import numpy
 import pytest
-from sqlalchemy.exc import ProgrammingError
 
 from protos import gateway_pb2
 from protos import global_monitor_pb2 as monitor_pb2
@@ -31,7 +30,14 @@ from services.cli.doctor.findings import Verdict
 from services.gpu_worker.families import Family, load_family
 from services.gpu_worker.jobs.codecs import decode_png, encode_png
 from shared.client import Accepted, AsyncClient, Picture, Progress
-from shared.domain.errors import CancelledError, ConflictError, NotFoundError, UnavailableError
+from shared.domain.errors import (
+    AfterimageError,
+    CancelledError,
+    ConfigurationError,
+    ConflictError,
+    NotFoundError,
+    UnavailableError,
+)
 from shared.domain.identity import Role, issued, principal_of
 from shared.domain.ids import new_id
 from shared.domain.messages import JobSucceeded, lane_of
@@ -291,7 +297,7 @@ async def test_a_service_can_do_no_more_than_its_code_does(stack: Stack) -> None
     retriever, segmenter = await as_("retriever", "catalog", "index"), await as_("segmenter", "blobs")
     monitor = await as_("global_monitor", "bus")
     try:
-        with pytest.raises(ProgrammingError, match="permission denied for table api_keys"):
+        with pytest.raises(AfterimageError, match="permission denied for table api_keys"):
             await retriever.catalog.keys.add(key, None)
         item = IndexItem("mallory", {"whole": numpy.ones(8, numpy.float32)}, "compat", "owner", "encoder")
         with pytest.raises(UnavailableError, match=r"403|forbidden"):
@@ -305,7 +311,7 @@ async def test_a_service_can_do_no_more_than_its_code_does(stack: Stack) -> None
     finally:
         for opened in (retriever, segmenter, monitor):
             await opened.close()
-    with pytest.raises(UnavailableError):
+    with pytest.raises(ConfigurationError, match="refused the connection"):
         await as_("embedder", "catalog")
 
 
