@@ -1,0 +1,208 @@
+"""Each store's disk fills up under Afterimage: what is served, what is refused, and that nothing accepted is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.stack import minio, postgresql, rabbitmq, weaviate
+from scripts.stack.servers import Server
+from shared.client import AsyncClient, Picture
+from shared.domain.errors import AfterimageError, StorageFullError, UnavailableError
+from shared.domain.types import Job, JobState, PlanSource
+from shared.runtime.settings import Settings
+from tests import tiny
+from tests.contracts.servers import url_of
+from tests.disks import Disk, small_disk
+from tests.flows.house import SLOW, House, house
+
+LIMIT_S = 100.0
+RESERVE = 2**20
+"""Setting `min_free_bytes`, in bytes."""
+
+
+@pytest.fixture
+def small(settings: Settings, tmp_path: Path) -> Settings:
+    """One process on the disk of its test."""
+    encoder = str(tiny.build_clip(tmp_path / "models") / "clip")
+    changes: dict[str, Any] = {"large": SLOW, "encoder": encoder, "torch_threads": 1, "checkpoint_every_steps": 10}
+    changes |= dict.fromkeys(("lookup_timeout_s", "call_timeout_s", "extract_timeout_s"), 10.0)
+    changes |= {"sweep_s": 0.5, "min_free_bytes": RESERVE, "data_dir": tmp_path / "disk" / "data"}
+    return Settings(**settings.model_dump(exclude={"catalog_url", "blobs_url"}) | changes)
+
+
+@asynccontextmanager
+async def on_a_small_disk(program: Any, size: str, tmp_path: Path) -> AsyncIterator[tuple[Server, Disk]]:
+    """A server of our own whose data are alone on a disk of this size."""
+    name = program.__name__.rpartition(".")[2]
+    if program.find() is None:
+        url_of(name)  # skips, or fails where it is required
+    with small_disk(tmp_path / "disk", size) as disk:
+        server = await asyncio.to_thread(program.start, disk.folder / name)
+        try:
+            yield server, disk
+        finally:
+            await asyncio.to_thread(server.stop)
+
+
+async def late(it: House, prompt: str, steps: int = 100, **fields: Any) -> asyncio.Task[Picture]:
+    """A job that a worker has begun, and whose client waits."""
+    found = asyncio.create_task(it.client.generate(prompt, steps=steps, timeout_s=LIMIT_S, **fields))
+    async with asyncio.timeout(20.0):
+        while not (await it.backends.catalog.jobs.list(state=JobState.RUNNING))[0]:
+            await asyncio.sleep(0.02)
+    return found
+
+
+async def all_there(it: House, *pictures: Picture) -> None:
+    """Each image is served, and its prompt is answered with it again."""
+    for one in pictures:
+        assert (await it.client.get_picture(one.job.id)).png == one.png
+    jobs: list[Job] = (await it.backends.catalog.jobs.list(limit=1000))[0]
+    assert {job.state for job in jobs} == {JobState.SUCCEEDED}
+
+
+async def test_the_data_directory(small: Settings, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "48m") as disk:
+        async with house(small) as it:
+            kept = await it.generate("a red cube", seed=1)
+            # the reserve is touched: new work is refused, what needs no room is served
+            disk.fill(leave=RESERVE // 2)
+            with pytest.raises(StorageFullError, match="the data directory's disk has 0 MiB left") as full:
+                await it.client.generate("a green cone", seed=3)
+            assert full.value.retry_after_s
+            repeat = await it.generate("a red cube", seed=1)
+            assert (repeat.plan.source, repeat.png) == (PlanSource.EXACT, kept.png)
+            disk.make_room()
+            # not a byte is left in the middle of a job
+            running = await late(it, "a blue ball", seed=2)
+            disk.fill()
+            with pytest.raises(StorageFullError, match="the data directory's disk has 0 MiB left"):
+                await it.client.generate("a green cone", seed=3)
+            with pytest.raises(StorageFullError, match="the catalog's disk is full"):
+                await it.client.generate("a red cube", seed=1, steps=10, variation="same")
+            assert (await it.client.get_picture(kept.job.id)).png == kept.png
+            await asyncio.sleep(4.0)
+            assert not running.done()
+            disk.make_room()
+            drawn = await running
+            new = await it.generate("a green cone", seed=3)
+            await all_there(it, kept, drawn, new)
+        async with house(small) as it:
+            await all_there(it, kept, drawn, new)
+
+
+async def test_postgresql(small: Settings, tmp_path: Path) -> None:
+    async with on_a_small_disk(postgresql, "160m", tmp_path) as (server, disk):
+        small = small.model_copy(update={"catalog_url": server.url, "data_dir": tmp_path / "data"})
+        async with house(small) as it:
+            kept = await it.generate("a red cube", seed=1)
+            running = await late(it, "a blue ball", seed=2)
+            disk.fill()
+            said = []
+            pictures = []
+            for n in range(200):
+                try:
+                    pictures.append(await it.client.generate(f"{n} " + "green cones " * 100, seed=n, steps=5, timeout_s=20))
+                except AfterimageError as error:
+                    said.append((type(error).__name__, str(error)))
+                    if len(said) > 3:
+                        break
+            print("SAID", said, len(pictures), server.alive)
+            try:
+                print("PICTURE", (await it.client.get_picture(kept.job.id)).png == kept.png)
+            except AfterimageError as error:
+                print("PICTURE", error)
+            print(running.done())
+            disk.make_room()
+            print("ALIVE", server.alive)
+            drawn = await running
+            new = await it.generate("a green cone", seed=3)
+            await all_there(it, kept, drawn, new, *pictures)
+
+
+async def test_minio(small: Settings, tmp_path: Path) -> None:
+    async with on_a_small_disk(minio, "64m", tmp_path) as (server, disk):
+        small = small.model_copy(update={"blobs_url": server.url, "data_dir": tmp_path / "data"})
+        async with house(small) as it:
+            kept = await it.generate("a red cube", seed=1)
+            running = await late(it, "a blue ball", seed=2)
+            disk.fill()
+            waiting = asyncio.create_task(it.client.generate("a green cone", seed=3, timeout_s=LIMIT_S))
+            repeat = await it.client.generate("a red cube", seed=1, steps=10, variation="same")
+            assert (repeat.plan.source, repeat.png) == (PlanSource.EXACT, kept.png)
+            await asyncio.sleep(6.0)
+            print(running.done(), waiting.done())
+            disk.make_room()
+            drawn, new = await running, await waiting
+            await it.settled(new)
+            await all_there(it, kept, drawn, new)
+
+
+async def test_rabbitmq(small: Settings, tmp_path: Path) -> None:
+    async with on_a_small_disk(rabbitmq, "256m", tmp_path) as (server, disk):
+        small = small.model_copy(update={"bus_url": server.url, "data_dir": tmp_path / "data"})
+        async with house(small) as it:
+            kept = await it.generate("a red cube", seed=1)
+            running = await late(it, "a blue ball", seed=2, cache="off")
+            disk.fill(leave=20 << 20)
+            await asyncio.sleep(12)
+            try:
+                new = await it.client.generate("a green cone", seed=3, timeout_s=20)
+                print("SERVED", new.steps_run)
+            except AfterimageError as error:
+                print("SAID", repr(error))
+            stream = it.client.generate_stream("a white cone", seed=4, timeout_s=20)
+            try:
+                async for e in stream:
+                    print("STREAM", type(e))
+            except AfterimageError as error:
+                print("SAID", repr(error))
+            repeat = await it.client.generate("a red cube", seed=1, steps=10, variation="same")
+            assert (repeat.plan.source, repeat.png) == (PlanSource.EXACT, kept.png)
+            print("RUNNING", running.done())
+            disk.make_room()
+            drawn = await running
+            new = await it.generate("a green cone", seed=3)
+            await asyncio.sleep(20)
+            await all_there(it, kept, drawn, new)
+            print("FULL")
+            running = await late(it, "a yellow ball", seed=2, cache="off")
+            disk.fill()
+            await asyncio.sleep(12)
+            print("ALIVE", server.alive)
+            for n in range(3):
+                try:
+                    new = await it.client.generate("a green cone", seed=n, timeout_s=20)
+                    print("SERVED", new.steps_run)
+                except AfterimageError as error:
+                    print("SAID", repr(error))
+            disk.make_room()
+            print("ALIVE", server.alive)
+            drawn = await running
+            new = await it.generate("a green tree", seed=3)
+            await asyncio.sleep(20)
+            await all_there(it, kept, drawn, new)
+
+
+async def test_weaviate(small: Settings, tmp_path: Path) -> None:
+    async with on_a_small_disk(weaviate, "128m", tmp_path) as (server, disk):
+        small = small.model_copy(update={"index_url": server.url, "data_dir": tmp_path / "data", "predictor": "always"})
+        async with house(small) as it:
+            kept = await it.generate("a red cube", seed=1)
+            disk.fill()
+            await asyncio.sleep(3)
+            new = await it.client.generate("a green cone", seed=3, steps=10)
+            near = await it.client.generate("a red cube", seed=5, steps=10)
+            print("NEAR", near.plan.source, near.plan.degraded)
+            await asyncio.sleep(10)
+            disk.make_room()
+            await it.settled(new, 60.0)
+            other = await it.generate("a green cone", seed=9)
+            print("OTHER", other.plan.source, other.plan.degraded)
+            await all_there(it, kept, new, near)
