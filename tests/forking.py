@@ -46,7 +46,13 @@ class Parent:
         """Start it; the first fork waits for its imports. code: the root of another version's code."""
         command, environment = [sys.executable, "-m", "tests.forking"], {**os.environ, "PYTHONPATH": str(code)}
         self._process = subprocess.Popen(
-            command, cwd=code, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+            command,
+            cwd=code,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         self._lock = threading.Lock()
 

@@ -114,8 +114,7 @@ async def test_postgresql(small: Settings, tmp_path: Path) -> None:
             disk.fill()
             drawn: list[Picture] = []
             with pytest.raises(StorageFullError, match="the catalog's disk is full"):
-                while len(drawn) < 100:
-                    drawn.append(await it.client.generate("many green cones " * 100, seed=len(drawn), steps=5))
+                await _ask_until_refused(it, drawn)
             assert (await it.client.get_picture(kept.job.id)).png == kept.png
             await asyncio.sleep(3.0)
             disk.make_room()
@@ -130,6 +129,11 @@ async def test_postgresql(small: Settings, tmp_path: Path) -> None:
             await asyncio.to_thread(server.start)
             drawn += [await running, await it.generate("a green cone", seed=3)]
             await all_there(it, kept, *drawn)
+
+
+async def _ask_until_refused(it: House, drawn: list[Picture]) -> None:
+    while len(drawn) < 100:
+        drawn.append(await it.client.generate("many green cones " * 100, seed=len(drawn), steps=5))
 
 
 async def _write_log_until_it_ends(server: Server) -> None:

@@ -33,7 +33,7 @@ async def test_a_disk_that_becomes_read_only(small: Settings, tmp_path: Path) ->
             await asyncio.sleep(4.0)  # by now its image is drawn, and cannot be stored
             await stream.aclose()
     disk.mend()
-    refused = pytest.raises(ConfigurationError, match="data_dir: .* cannot be used .Read-only file system")
+    refused = pytest.raises(ConfigurationError, match=r"data_dir: .* cannot be used .Read-only file system")
     with disk.mounted("ro"), refused:
         async with house(small):
             pass

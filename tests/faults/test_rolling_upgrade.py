@@ -15,8 +15,8 @@ import pytest
 
 from scripts.stack.servers import Server
 from scripts.stack.stack import SERVICES, variable
-from tests.contracts.servers import folder
 from tests.conftest import ROOT
+from tests.contracts.servers import folder
 from tests.faults.cluster import FaultStack, Form, asked, build_models
 from tests.faults.conftest import Say
 from tests.faults.inspection import inspect, outside, rest
@@ -97,8 +97,6 @@ async def test_replicas_are_replaced_one_by_one(
             paths = {path.name: str(path) for path in models.iterdir()}
             left, jobs = await inspect(backends, stack.environment[variable("catalog_url")], paths, answers)
     finally:
-        for name, server in stack.processes.items():
-            print("TAIL", name, server.tail(40)) if "-" in name else None
         await asyncio.to_thread(stack.stop)
     verdict = judge(left)
     say(f"{len(jobs)} jobs; clients saw {dict(load.errors)}; longest wait {max(load.waited_s):.1f} s")
