@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -75,9 +74,7 @@ async def test_replicas_are_replaced_one_by_one(
     all_servers()
     models, chance = build_models(tmp_path_factory.mktemp("models"), FORM), random.Random(1)
     stack = UpgradedStack(earlier, folder() / "upgrade", models, FORM, resend_s=10.0)
-    print("STARTING", time.strftime("%X"), flush=True)
     await asyncio.to_thread(stack.start)
-    print("STARTED", time.strftime("%X"), flush=True)
     try:
         load = Load(stack.gateways, asked(FORM, chance), chance)
         running = asyncio.create_task(load.run(FORM.clients))
@@ -86,7 +83,6 @@ async def test_replicas_are_replaced_one_by_one(
             for name in (name for service in ORDER for name in stack.names(service)):
                 before = load.done
                 await asyncio.to_thread(stack.upgrade, name)
-                print(name, load.done - before, time.strftime("%X"), dict(load.errors), flush=True)
                 say(f"{name}: {load.done - before} images while it was replaced")
                 await _until(load, TOGETHER)
             load.enough()
