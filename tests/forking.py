@@ -42,11 +42,17 @@ CLONE_NEWNET = 0x40000000
 class Parent:
     """The process that services are forked from, as seen by the test."""
 
-    def __init__(self) -> None:
-        """Start it; the first fork waits for its imports."""
-        command = [sys.executable, "-m", "tests.forking"]
+    def __init__(self, code: Path = ROOT) -> None:
+        """Start it; the first fork waits for its imports. code: the root of another version's code."""
+        command, environment = [sys.executable, "-m", "tests.forking"], {**os.environ, "PYTHONPATH": str(code)}
         self._process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+            command,
+            cwd=code,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         self._lock = threading.Lock()
 

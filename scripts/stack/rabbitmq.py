@@ -29,6 +29,11 @@ def start(folder: Path, host: str = HOST, *, api_port: int = 0) -> Server:
 
     api_port: of the management API; 0: without it.
     """
+    return node(folder, host, api_port=api_port).start()
+
+
+def node(folder: Path, host: str = HOST, name: str = "afterimage", more: str = "", api_port: int = 0) -> Server:
+    """Return a node that is not started yet; StackError without RabbitMQ. more: lines of its rabbitmq.conf."""
     program = find()
     if program is None:
         raise StackError(f"rabbitmq: not installed; {HOW_TO_GET_IT}")
@@ -41,11 +46,12 @@ def start(folder: Path, host: str = HOST, *, api_port: int = 0) -> Server:
         f"consumer_timeout = {CONSUMER_TIMEOUT_S * 1000}\n"
         "log.console = true\nlog.file = false\n"
         "raft.wal_max_size_bytes = 67108864\n"  # the default size is half a gigabyte
-        + (f"management.tcp.ip = {host}\nmanagement.tcp.port = {api_port}\n" if api_port else ""),
+        + (f"management.tcp.ip = {host}\nmanagement.tcp.port = {api_port}\n" if api_port else "")
+        + more,
     )
     write_private(folder / "plugins", "[rabbitmq_management].\n" if api_port else "[].\n")
-    environment = _environment(folder)
-    server = Server(
+    environment = _environment(folder, name)
+    return Server(
         name="rabbitmq",
         url=f"amqp://guest:guest@{host}:{port}/",
         folder=folder,
@@ -55,13 +61,12 @@ def start(folder: Path, host: str = HOST, *, api_port: int = 0) -> Server:
         start_timeout_s=180.0,  # RabbitMQ loads a thousand modules: 4 s on an idle machine, half a minute on a busy one
         after_stop=lambda: tidy(environment),
     )
-    return server.start()
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def _environment(folder: Path, name: str) -> dict[str, str]:
     return {
         "HOME": str(folder),  # the folder of Erlang's cookie
-        "RABBITMQ_NODENAME": "afterimage@localhost",  # the data folder has this name; the port mapper is private
+        "RABBITMQ_NODENAME": f"{name}@localhost",  # the data folder has this name; the port mapper is private
         "RABBITMQ_MNESIA_BASE": str(folder / "data"),
         "RABBITMQ_LOG_BASE": str(folder),
         "RABBITMQ_LOGS": "-",

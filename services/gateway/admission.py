@@ -17,6 +17,8 @@ back."""
 MOST_SENT_AWAY = 1000
 """Tenants whose refused clients have places reserved."""
 
+BROKER_FULL = "the message broker's disk or memory is full"
+
 
 class FinishRate:
     """Jobs finished per second over the last `window_s` seconds."""
@@ -74,6 +76,12 @@ def check_disk(free_bytes: int, min_free_bytes: int) -> None:
             f"{min_free_bytes >> 20} MiB; free some space",
             retry_after_s=30.0,
         )
+
+
+def check_broker(full: str) -> None:
+    """Raise StorageFullError when the broker takes no tasks; full: why, empty if it takes some."""
+    if full:
+        raise StorageFullError(f"{full}; free some there", retry_after_s=30.0, outside=BROKER_FULL)
 
 
 class QueueLength:

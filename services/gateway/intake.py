@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from protos import common_pb2 as pb
-from services.gateway.admission import Admission, check_disk
+from services.gateway.admission import Admission, check_broker, check_disk
 from services.gateway.caller import Caller
 from services.gateway.finish import Fleet, Standalones, fleet_of
 from services.gateway.forecasts import Predictor
@@ -216,6 +216,7 @@ class Intake:
         try:
             if self._local_disk:
                 check_disk(shutil.disk_usage(self._local_disk).free, self._settings.min_free_bytes)
+            check_broker(self._backends.bus.full)
         except StorageFullError as error:
             return error
         return None

@@ -107,6 +107,11 @@ class Bus(Protocol):
         ...
 
     @property
+    def full(self) -> str:
+        """Why the broker takes no messages, as far as known: its disk or memory is full; empty if it takes some."""
+        ...
+
+    @property
     def priorities(self) -> bool:
         """True if tasks of priority 5 and above overtake the others; an old broker serves all tasks in order."""
         ...

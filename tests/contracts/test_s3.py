@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from shared.blobs.address import address_of
 from shared.domain.errors import BlobMissingError, BlobUnavailableError, ConfigurationError, StorageFullError
 from shared.runtime.probes import Probe
 from tests.contracts.servers import server_of, url_of
+from tests.disks import small_disk
 
 SERVERS = pytest.mark.parametrize("server", ["seaweedfs", "minio"])
 
@@ -219,15 +219,10 @@ def small_minio(tmp_path: Path) -> Iterator[str]:
     """The URL of a MinIO on a disk of 16 MB; needs the right to mount one."""
     if minio.find() is None:
         url_of("minio")  # skips, or fails where it is required
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(tmp_path)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("cannot mount a small file system here")
-    try:
-        server = minio.start(tmp_path / "minio")
+    with small_disk(tmp_path / "disk", "16m") as disk:
+        server = minio.start(disk.folder / "minio")
         yield server.url
         server.stop()
-    finally:
-        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
 async def test_a_full_disk_behind_the_server(small_minio: str) -> None:

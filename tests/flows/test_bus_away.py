@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from shared.client import Accepted, Picture, Progress
-from shared.domain.errors import AfterimageError, ConfigurationError, OverloadedError, UnavailableError
+from shared.domain.errors import (
+    AfterimageError,
+    ConfigurationError,
+    OverloadedError,
+    StorageFullError,
+    UnavailableError,
+)
 from shared.domain.messages import JobCancelled, JobQueued, Message, StateLost, StateUsed
 from shared.domain.types import Job, JobState, PlanSource
 from tests.flows.conftest import Make
@@ -151,3 +157,15 @@ async def test_a_lane_that_the_bus_refuses_is_named_and_its_job_kept(
         async with asyncio.timeout(20):  # what was wrong is mended, and it is swept up
             while (await it.backends.catalog.jobs.get(job.id)).state is not JobState.SUCCEEDED:
                 await asyncio.sleep(0.05)
+
+
+async def test_a_full_broker_refuses_new_work_and_serves_repeats(make: Make) -> None:
+    async with house(make(large="noop:")) as it:
+        first = await it.generate("a red fox", seed=1)
+        it.backends.bus.full = "the broker at rabbit:5672 takes no messages"
+        with pytest.raises(StorageFullError, match="message broker's disk or memory is full") as full:
+            await it.client.generate("a blue fox", seed=2)
+        assert full.value.retry_after_s
+        assert (await it.generate("a red fox", seed=1)).png == first.png
+        it.backends.bus.full = ""
+        assert (await it.generate("a blue fox", seed=2)).png

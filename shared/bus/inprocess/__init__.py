@@ -29,6 +29,7 @@ class InProcessBus:
     process_local = True
     priorities = True
     up = True
+    full = ""
 
     def __init__(self, *, delivery_limit: int = 50) -> None:
         """A command returned more than `delivery_limit` times (if the return counts) is dead-lettered."""

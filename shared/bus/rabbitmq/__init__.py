@@ -59,6 +59,10 @@ class RabbitBus:
         return all(link.up for link in self._links)
 
     @property
+    def full(self) -> str:
+        return self._links[0].full
+
+    @property
     def priorities(self) -> bool:
         """True if this broker serves urgent tasks first: quorum queues do so since RabbitMQ 4.0."""
         return self._links[0].server_version >= (4, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
@@ -28,6 +29,7 @@ CLOSE_S = 2.0
 RETRY_AFTER_S = 2.0
 """Retry delay in seconds that callers receive while the broker is unreachable."""
 AWAY = "the message broker does not answer; ask again in a moment"
+FULL = "the message broker's disk or memory is full; ask again in a moment"
 REFUSALS = 2
 """Consecutive rejections before a rejection is final: a broker that shuts down closes connections in the same way."""
 GONE = (*CONNECTION_EXCEPTIONS, TimeoutError)
@@ -57,6 +59,14 @@ class Link:
     @property
     def up(self) -> bool:
         return self._up.is_set()
+
+    @property
+    def full(self) -> str:
+        """Why the broker blocks this connection, which has published; empty if it does not."""
+        transport = self._connection.transport if self._connection and self.up else None
+        if transport is None or _at_once(transport.connection.ready()):
+            return ""
+        return f"the broker at {self.place} takes no messages, because its disk or memory is full"
 
     @property
     def server_version(self) -> tuple[int, ...]:
@@ -130,6 +140,8 @@ class Link:
         return await connection.channel(publisher_confirms=confirms, on_return_raises=confirms)
 
     def unavailable(self, error: BaseException | None) -> UnavailableError:
+        if full := self.full:
+            return UnavailableError(full, retry_after_s=RETRY_AFTER_S, outside=FULL)
         said = f"the broker at {self.place} does not answer" + (f" ({error!r})" if error is not None else "")
         return UnavailableError(said, retry_after_s=RETRY_AFTER_S, outside=AWAY)
 
@@ -149,6 +161,17 @@ async def _lost(connection: AbstractConnection) -> None:
     connection.close_callbacks.add(closed)
     if connection.transport is not None and not connection.transport.connection.is_closed:
         await gone.wait()
+
+
+def _at_once(ready: Coroutine[Any, Any, None]) -> bool:
+    """Return whether the coroutine would return without waiting. It is not continued."""
+    try:
+        ready.send(None)
+    except StopIteration:
+        return True
+    finally:
+        ready.close()
+    return False
 
 
 async def close(closing: AbstractConnection | AbstractChannel) -> None:

@@ -98,6 +98,9 @@ def explain(error: sa.exc.DBAPIError | DriverError | sqlite3.Error, where: str) 
     if "disk is full" in said or state == "53100":
         full = "the catalog's disk is full"
         return StorageFullError(f"{where}: the disk is full ({said})", retry_after_s=RETRY_AFTER_S, outside=full)
+    if "disk I/O error" in said or "readonly database" in said:
+        broken = "the catalog's disk cannot be written: it fails, or became read-only"
+        return UnavailableError(f"{where}: {broken} ({said})", retry_after_s=RETRY_AFTER_S, outside=broken)
     if "not a database" in said or "malformed" in said:
         return ConfigurationError(
             f"catalog_url: {where} must be an undamaged catalog ({said}); restore it from a backup or move it away"

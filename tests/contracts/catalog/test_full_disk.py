@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import resource
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,20 +12,16 @@ import sqlalchemy as sa
 
 from shared.blobs import open_blobs
 from shared.catalog import open_catalog
-from shared.domain.errors import BlobMissingError, OverloadedError, StorageFullError
+from shared.domain.errors import BlobMissingError, OverloadedError, StorageFullError, UnavailableError
 from tests.contracts.nouns import a_job, a_result
+from tests.disks import BreakableDisk, Disk, small_disk
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Iterator[Disk]:
     """A file system of 1 MB; needs the right to mount one (the tests below without it need no rights)."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("cannot mount a small file system here")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with small_disk(tmp_path / "small", "1m") as made:
+        yield made
 
 
 @contextmanager
@@ -42,8 +35,8 @@ def largest_file(bytes_: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-async def test_blobs_on_a_full_disk(small_disk: Path) -> None:
-    blobs = await open_blobs(f"file:{small_disk}")
+async def test_blobs_on_a_full_disk(disk: Disk) -> None:
+    blobs = await open_blobs(f"file:{disk.folder}")
     kept = await blobs.put("pictures/kept", b"k" * 300_000)
     with pytest.raises(StorageFullError, match="pictures/large") as full:
         await blobs.put("pictures/large", b"x" * 2_000_000)
@@ -67,8 +60,8 @@ async def test_a_blob_that_does_not_fit_leaves_the_old_one(tmp_path: Path) -> No
     await blobs.close()
 
 
-async def test_a_catalog_on_a_full_disk(small_disk: Path) -> None:
-    catalog = await open_catalog(f"sqlite+aiosqlite:///{small_disk / 'catalog.db'}")
+async def test_a_catalog_on_a_full_disk(disk: Disk) -> None:
+    catalog = await open_catalog(f"sqlite+aiosqlite:///{disk.folder / 'catalog.db'}")
     accepted: list[str] = []
 
     async def accept_until_full() -> None:
@@ -84,8 +77,8 @@ async def test_a_catalog_on_a_full_disk(small_disk: Path) -> None:
     assert after == ""
     await catalog.close()
     # with room again, everything accepted is there and goes on
-    await asyncio.to_thread(subprocess.run, ["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
-    catalog = await open_catalog(f"sqlite+aiosqlite:///{small_disk / 'catalog.db'}")
+    disk.grow("16m")
+    catalog = await open_catalog(f"sqlite+aiosqlite:///{disk.folder / 'catalog.db'}")
     assert await catalog.jobs.queued() == len(accepted)
     await catalog.jobs.claim(accepted[0], "w1", 60.0)
     assert await catalog.jobs.finish(accepted[0], 1, a_result(accepted[0]))
@@ -106,3 +99,22 @@ async def test_a_catalog_that_may_not_grow(tmp_path: Path) -> None:
     assert [job.id for job in (await catalog.jobs.list(limit=9))[0]] == [first.id]
     await catalog.jobs.claim(first.id, "w1", 60.0)  # what needs no room still works
     await catalog.close()
+
+
+async def test_a_catalog_on_a_disk_that_becomes_read_only(tmp_path: Path) -> None:
+    disk = BreakableDisk(tmp_path / "disk")
+    url = f"sqlite+aiosqlite:///{disk.folder / 'catalog.db'}"
+    with disk.mounted():
+        catalog = await open_catalog(url)
+        first, _ = await catalog.jobs.accept(a_job(), key_lifetime_s=60.0)
+        disk.fail()
+        with pytest.raises(UnavailableError, match="the catalog's disk cannot be written") as broken:
+            await catalog.jobs.accept(a_job(), key_lifetime_s=60.0)
+        assert broken.value.retry_after_s
+        assert (await catalog.jobs.get(first.id)).id == first.id
+        await catalog.close()
+    disk.mend()
+    with disk.mounted():
+        catalog = await open_catalog(url)
+        assert [job.id for job in (await catalog.jobs.list(limit=9))[0]] == [first.id]
+        await catalog.close()
