@@ -30,7 +30,6 @@ from shared.client.credentials import channel
 from shared.runtime.loop import run
 
 
-
 async def measure(address: str, internal: str, keys: dict[str, str], asked: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     async with channel(internal) as inside, arena(address, keys, inside) as place:
@@ -59,8 +58,12 @@ def shown(figures: dict[str, float]) -> str:
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--attacks", nargs="+", choices=list(ATTACKS), default=[one for one in ATTACKS if one != "timing"])
-    parser.add_argument("--cases", nargs="+", choices=[case.name for case in CASES], default=[case.name for case in CASES])
+    parser.add_argument(
+        "--attacks", nargs="+", choices=list(ATTACKS), default=[one for one in ATTACKS if one != "timing"]
+    )
+    parser.add_argument(
+        "--cases", nargs="+", choices=[case.name for case in CASES], default=[case.name for case in CASES]
+    )
     parser.add_argument("--count", type=int, default=10_000, help="guesses of an attack across a border")
     parser.add_argument("--shared-count", type=int, default=2_000, help="guesses where entries are shared")
     parser.add_argument("--step-ms", type=float, default=0.0, help="milliseconds per step of the waiting denoiser")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from bench.probing.arena import Arena, Case, in_flight
@@ -29,6 +29,8 @@ LOGO = "crown"
 """The rare object in planted images."""
 WARM = 60
 """Requests of the victim's tenant before images are planted: `root_share` lets a root start one image in twenty."""
+STAGES = ("embed_s", "predict_s", "plan_s", "accept_s", "queue_s", "fetch_s", "encode_s", "denoise_s", "total_s")
+"""Seconds of an answer that the attacker reads."""
 PATIENT_AT_ONCE = 2
 """Requests in flight while times are measured."""
 
@@ -82,8 +84,8 @@ async def timing(arena: Arena, case: Case, count: int, draw: random.Random) -> R
     async def timed(prompt: str) -> Features:
         begun = time.perf_counter()
         made = await client.generate(prompt, steps=20, cache="read", variation="same")
-        stages = {name: getattr(made.timings, name) for name in made.timings.__dataclass_fields__}
-        return {"seconds": time.perf_counter() - begun, **stages}
+        took_s = time.perf_counter() - begun
+        return {"seconds": took_s} | {name: value for name, value in asdict(made.timings).items() if name in STAGES}
 
     while len(trials) < count + calibration(count):
         prompts, bits = [caption(random_scene(draw)) for _ in range(ROUND)], _bits(draw)
@@ -104,7 +106,9 @@ async def prompt_stealing(arena: Arena, case: Case, count: int, draw: random.Ran
         scenes = [replace(random_scene(draw), object=str(one)) for one in objects]
         await _victims(arena, case, [caption(scene) for scene in scenes], [True] * len(scenes))
         guess = await _climbed(arena, case.attacker, [str(one) for one in objects], draw)
-        hits = [getattr(one, name) == getattr(two, name) for one, two in zip(scenes, guess, strict=True) for name in STOLEN]
+        hits = [
+            getattr(one, name) == getattr(two, name) for one, two in zip(scenes, guess, strict=True) for name in STOLEN
+        ]
         right, guesses = right + sum(hits), guesses + len(hits)
         await arena.purge()
     chance = sum(1 / len(VALUES[name]) for name in STOLEN) / len(STOLEN)
@@ -151,7 +155,9 @@ async def _climbed(arena: Arena, attacker: str, objects: Sequence[str], draw: ra
     for name in STOLEN:
         tried = [replace(one, **{name: value}) for one in guess for value in VALUES[name]]
         able = [place for place, shows in enumerate(seen) for _ in VALUES[name] if shows]
-        asked = [one for one, shows in zip(tried, (shows for shows in seen for _ in VALUES[name]), strict=True) if shows]
+        asked = [
+            one for one, shows in zip(tried, (shows for shows in seen for _ in VALUES[name]), strict=True) if shows
+        ]
         plans = await arena.plan(attacker, [caption(one) for one in asked], variation="same")
         best: dict[int, tuple[float, Scene]] = {}
         for place, one, view in zip(able, asked, plans, strict=True):
