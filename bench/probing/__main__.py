@@ -1,13 +1,14 @@
 """Attacks of one user on another through the shared cache: how often they succeed, across each border of the cache.
 
-    python -m bench.probing                                 (10,000 guesses an attack; 40 minutes on two cores)
-    python -m bench.probing --attacks timing --step-ms 5
-    python -m bench.probing --count 100 --shared-count 100  # does the command work?
+    python -m bench.probing                                       (10,000 guesses an attack; 40 minutes on two cores)
+    python -m bench.probing --attacks timing
+    python -m bench.probing --count 100 --shared-count 100        # does the command work?
+    python -m bench.probing --set public_crowd=3 --cases "public entries, another tenant" --suffix _crowd_3
 
 bench/probing/attacks.py describes the attacks. Each runs across private entries and across tenants, where its rate must
 be at most 2 points above chance, and where entries are shared, where it must succeed: else it proves nothing. The
 server, with a no-op model, runs in a process of its own. The attacker fits its guesses to attempts whose answer it
-knows. Intervals are Wilson's of 95 %.
+knows. Intervals are Wilson's of 95 %. Each attack has a file of results.
 """
 
 from __future__ import annotations
@@ -16,34 +17,40 @@ import argparse
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench.measuring.quiet import quiet
 from bench.measuring.recording import command_line, machine, record, settings_of, share, table
-from bench.probing.arena import CALLERS, CASES, SETTINGS, Case, arena
+from bench.probing.arena import CALLERS, CASES, SETTINGS, Arena, Case, arena
 from bench.probing.attacks import ATTACKS
 from bench.probing.guessing import MARGIN
 from bench.serving.processes import issue_key, one_process, scratch
 from services.cli.embedded import found_running
 from shared.client.credentials import channel
 from shared.runtime.loop import run
+from shared.service.door import EVERY_S
+
+Done = Callable[[str, dict[str, Any]], None]
+"""Takes the name of an attack, and its figures by case."""
 
 
-async def measure(address: str, internal: str, keys: dict[str, str], asked: argparse.Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+async def measure(address: str, internal: str, keys: dict[str, str], asked: argparse.Namespace, done: Done) -> None:
+    """Make the attacks one after the other, and call `done` after each."""
     async with channel(internal) as inside, arena(address, keys, inside) as place:
         for name in asked.attacks:
-            for case in CASES:
-                if case.name not in asked.cases:
-                    continue
-                begun, count = time.monotonic(), asked.shared_count if case.shared else asked.count
-                rate = await ATTACKS[name](place, case, count, random.Random(f"{asked.seed}/{name}/{case.name}"))
-                figures = rate.as_figures() | {"seconds": round(time.monotonic() - begun, 1)}
-                found.setdefault(name, {})[case.name] = {**figures, "met": met(case, figures)}
-                print(f"{name}, {case.name}: {shown(figures)}", flush=True)
-                await place.purge()
-    return found
+            done(
+                name, {case.name: await _tried(place, name, case, asked) for case in CASES if case.name in asked.cases}
+            )
+
+
+async def _tried(place: Arena, name: str, case: Case, asked: argparse.Namespace) -> dict[str, Any]:
+    begun, count = time.monotonic(), asked.shared_count if case.shared else asked.count
+    rate = await ATTACKS[name](place, case, count, random.Random(f"{asked.seed}/{name}/{case.name}"))
+    figures = rate.as_figures() | {"seconds": round(time.monotonic() - begun, 1)}
+    print(f"{name}, {case.name}: {shown(figures)}", flush=True)
+    await place.purge()
+    return {**figures, "met": met(case, figures)}
 
 
 def met(case: Case, figures: dict[str, float]) -> bool | None:
@@ -57,34 +64,33 @@ def shown(figures: dict[str, float]) -> str:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = command_line(__doc__)
-    parser.add_argument(
-        "--attacks", nargs="+", choices=list(ATTACKS), default=[one for one in ATTACKS if one != "timing"]
-    )
-    parser.add_argument(
-        "--cases", nargs="+", choices=[case.name for case in CASES], default=[case.name for case in CASES]
-    )
+    parser, cases = command_line(__doc__), [case.name for case in CASES]
+    parser.add_argument("--attacks", nargs="+", choices=list(ATTACKS), default=list(ATTACKS))
+    parser.add_argument("--cases", nargs="+", choices=cases, default=cases)
     parser.add_argument("--count", type=int, default=10_000, help="guesses of an attack across a border")
     parser.add_argument("--shared-count", type=int, default=2_000, help="guesses where entries are shared")
-    parser.add_argument("--step-ms", type=float, default=0.0, help="milliseconds per step of the waiting denoiser")
-
-    parser.add_argument("--name", default="", help="name of the results (default: probing, or probing_timing)")
+    parser.add_argument("--step-ms", type=float, default=1.0, help="milliseconds per step of the waiting denoiser")
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="further settings of the server")
+    parser.add_argument("--suffix", default="", help="end of the names of the results")
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args(given)
     quiet()
     on = machine()
     settings = {**SETTINGS, "large": f"noop:?step_ms={asked.step_ms:g}"}
+    settings |= dict(one.split("=", 1) for one in asked.set)
+
+    def done(name: str, found: dict[str, Any]) -> None:
+        print(table(("case", name), [(case, shown(one)) for case, one in found.items()]))
+        loaded = {**on, "load_1min_after": round(os.getloadavg()[0], 2)}
+        given = {**settings_of(asked), **settings}
+        record(f"probing_{name.replace(' ', '_')}{asked.suffix}", found, given, on=loaded, folder=asked.out)
+
     with scratch() as folder, one_process(settings, folder) as server:
         keys = {name: issue_key(folder, name, tenant, roles) for name, (tenant, roles) in CALLERS.items()}
-        time.sleep(3.0)  # the server reads new keys every two seconds
+        time.sleep(2 * EVERY_S)  # until the server has read the keys
         facts = found_running(folder / "data")
         assert facts is not None
-        found = run(measure(server.url, str(facts["internal"]), keys, asked))
-    rows = [(name, case, shown(one)) for name, cases in found.items() for case, one in cases.items()]
-    print(table(("attack", "case", "rate"), rows))
-    name = asked.name or ("probing_timing" if asked.attacks == ["timing"] else "probing")
-    after = {"load_1min_after": round(os.getloadavg()[0], 2)}
-    record(name, found, {**settings_of(asked), **settings}, on={**on, **after}, folder=asked.out)
+        run(measure(server.url, str(facts["internal"]), keys, asked, done))
 
 
 if __name__ == "__main__":

@@ -25,8 +25,12 @@ SALAD = 7
 """Words of an agreed prompt of the covert channel."""
 STOLEN = ("background", "style", "light", "colour")
 """Attributes of a victim's prompt that the attacker is after; the object is known."""
+PROBE: dict[str, Any] = {"variation": "same", "savings": 1.0}
+"""Fields of a probe: no rule of variety refuses an entry, and a predicted miss is searched all the same."""
 LOGO = "crown"
 """The rare object in planted images."""
+WORDED = 5
+"""Wordings in which victims send a popular prompt."""
 WARM = 60
 """Requests of the victim's tenant before images are planted: `root_share` lets a root start one image in twenty."""
 STAGES = ("embed_s", "predict_s", "plan_s", "accept_s", "queue_s", "fetch_s", "encode_s", "denoise_s", "total_s")
@@ -122,11 +126,12 @@ async def planted_content(arena: Arena, case: Case, count: int, draw: random.Ran
     right, guesses = 0, 0
     await _fill(arena, draw)
     while guesses < count:
-        popular = [caption(random_scene(draw)) for _ in range(ROUND)]
-        logos = [f"{prompt}, a small {LOGO}" for prompt in popular]
+        popular = [random_scene(draw) for _ in range(ROUND // WORDED)]
+        logos = [f"{caption(scene)}, a small {LOGO}" for scene in popular]
         await arena.generate(case.attacker, logos, scope=case.scope, user="planter", cache="write")
         await arena.settled()
-        plans = await arena.plan("victim", popular)
+        wordings = [caption(scene, wording) for scene in popular for wording in range(WORDED)]
+        plans = await arena.plan("victim", wordings)
         right += sum(view.job.plan.source is not PlanSource.NOISE for view in plans)
         guesses += len(plans)
         await arena.purge()
@@ -150,7 +155,7 @@ async def _climbed(arena: Arena, attacker: str, objects: Sequence[str], draw: ra
     """Return the scene that the attacker takes for the victim's, for each object. Where a plan shows no entry of
     others, there is nothing to climb, and every attribute is drawn."""
     guess = [Scene(one) for one in objects]
-    first = await arena.plan(attacker, [caption(one) for one in guess], variation="same")
+    first = await arena.plan(attacker, [caption(one) for one in guess], **PROBE)
     seen = [bool(nearest_of_others(view)) for view in first]
     for name in STOLEN:
         tried = [replace(one, **{name: value}) for one in guess for value in VALUES[name]]
@@ -158,7 +163,7 @@ async def _climbed(arena: Arena, attacker: str, objects: Sequence[str], draw: ra
         asked = [
             one for one, shows in zip(tried, (shows for shows in seen for _ in VALUES[name]), strict=True) if shows
         ]
-        plans = await arena.plan(attacker, [caption(one) for one in asked], variation="same")
+        plans = await arena.plan(attacker, [caption(one) for one in asked], **PROBE)
         best: dict[int, tuple[float, Scene]] = {}
         for place, one, view in zip(able, asked, plans, strict=True):
             best[place] = max(best.get(place, (-1.0, one)), (nearest_of_others(view), one), key=lambda pair: pair[0])

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from bench.probing.arena import CASES, Arena, Case
-from bench.probing.attacks import ROUND, covert_channel, membership, prompt_stealing
+from bench.probing.attacks import covert_channel, membership
 from bench.probing.guessing import Rate, wilson
 from shared.domain.identity import Role
 from tests.attacks.conftest import Guarded
@@ -28,7 +28,9 @@ async def place(guarded: Guarded) -> AsyncIterator[Arena]:
     await guarded.issue("probing-rival", "rival", [Role.USER, Role.PUBLISHER])
     names = {"victim": "alice", "colleague": "prober", "stranger": "probing-rival"}
     clients = {role: guarded.client(name) for role, name in names.items()}
-    yield Arena(clients, guarded.house.process.context.channel("cache_maintainer"))
+    found = Arena(clients, guarded.house.process.context.channel("cache_maintainer"))
+    await found.purge()
+    yield found
     for client in clients.values():
         await client.close()
 
@@ -51,15 +53,10 @@ def check(case: Case, rate: Rate) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 async def test_a_covert_channel_ends_at_the_borders_of_the_cache(place: Arena, case: Case) -> None:
-    check(case, await covert_channel(place, case, ROUND, random.Random(1)))
+    check(case, await covert_channel(place, case, 40, random.Random(1)))
 
 
 @pytest.mark.parametrize("case", CASES[::2], ids=[case.name for case in CASES[::2]])
 async def test_a_planted_image_does_not_tell_what_a_colleague_keeps_private(place: Arena, case: Case) -> None:
     """Four of five guesses were right: plans named the private images that had started from the planted one."""
-    check(case, await membership(place, case, ROUND, random.Random(2)))
-
-
-@pytest.mark.parametrize("case", CASES[1:3], ids=[case.name for case in CASES[1:3]])
-async def test_prompts_cannot_be_climbed_to_from_another_tenant(place: Arena, case: Case) -> None:
-    check(case, await prompt_stealing(place, case, 40, random.Random(3)))
+    check(case, await membership(place, case, 140, random.Random(2)))
