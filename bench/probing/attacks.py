@@ -158,7 +158,7 @@ async def _climbed(arena: Arena, attacker: str, objects: Sequence[str], draw: ra
     first = await arena.plan(attacker, [caption(one) for one in guess], **PROBE)
     seen = [bool(nearest_of_others(view)) for view in first]
     for name in STOLEN:
-        tried = [replace(one, **{name: value}) for one in guess for value in VALUES[name]]
+        tried = [_with(one, name, value) for one in guess for value in VALUES[name]]
         able = [place for place, shows in enumerate(seen) for _ in VALUES[name] if shows]
         asked = [
             one for one, shows in zip(tried, (shows for shows in seen for _ in VALUES[name]), strict=True) if shows
@@ -167,7 +167,7 @@ async def _climbed(arena: Arena, attacker: str, objects: Sequence[str], draw: ra
         best: dict[int, tuple[float, Scene]] = {}
         for place, one, view in zip(able, asked, plans, strict=True):
             best[place] = max(best.get(place, (-1.0, one)), (nearest_of_others(view), one), key=lambda pair: pair[0])
-        drawn = [replace(one, **{name: draw.choice(VALUES[name])}) for one in guess]
+        drawn = [_with(one, name, draw.choice(VALUES[name])) for one in guess]
         guess = [best[place][1] if place in best else one for place, one in enumerate(drawn)]
     return guess
 
@@ -175,7 +175,14 @@ async def _climbed(arena: Arena, attacker: str, objects: Sequence[str], draw: ra
 def _variant(scene: Scene, draw: random.Random) -> Scene:
     """Return the scene with two other values, near enough that its image starts from one of the scene."""
     names = draw.sample([name for name in ATTRIBUTES if name not in ("object", "background", "colour")], 2)
-    return replace(scene, **{name: draw.choice(VALUES[name]) for name in names})
+    for name in names:
+        scene = _with(scene, name, draw.choice(VALUES[name]))
+    return scene
+
+
+def _with(scene: Scene, name: str, value: str | int) -> Scene:
+    changed: dict[str, Any] = {name: value}
+    return replace(scene, **changed)
 
 
 def _bits(draw: random.Random) -> list[bool]:

@@ -166,8 +166,11 @@ class Lookup:
         planned.timings = replace(planned.timings, embed_s=self._clock.monotonic() - start)
 
     async def _predict(self, planned: Planned) -> None:
-        if not planned.vector or not planned.request.cache.reads or planned.request.names_start:
+        request = planned.request
+        if not planned.vector or not request.cache.reads or request.names_start:
             return
+        if self._settings.crowd(request.tenant) > 1:
+            return  # the predictor knows no tenants: its answer would tell of a single one's entries
         start = self._clock.monotonic()
         planned.predicted_hit = await self._try("match_predictor", planned, lambda: self._predict_hit(planned))
         planned.timings = replace(planned.timings, predict_s=self._clock.monotonic() - start)

@@ -67,6 +67,14 @@ class Network(Section):
         description="Tenants that start from public entries of others, and whose keys with the role `publisher` may "
         "write such entries; `*` for all. Names separated by commas.",
     )
+    public_crowd: int = Field(
+        1,
+        ge=1,
+        le=100,
+        description="Other tenants that must have public entries at least as similar to a request as the one it starts "
+        "from. 1: its own tenant is enough. A larger value hides what a single tenant sent, lets a single tenant plant "
+        "nothing, and finds fewer entries.",
+    )
     tls_certificate: str = Field(
         "",
         description="PEM file with the certificate chain of `listen` and `http_listen`. A changed file is used without "
@@ -131,3 +139,7 @@ class Network(Section):
     def shares(self, tenant: str) -> bool:
         """Return whether the tenant shares public entries with others."""
         return "*" in self.public_tenants or tenant in self.public_tenants
+
+    def crowd(self, tenant: str) -> int:
+        """Return `public_crowd` for a tenant that shares public entries; 1 for the others, which see none."""
+        return self.public_crowd if self.shares(tenant) else 1
