@@ -1,7 +1,7 @@
 """The attacks: each function says what the attacker may do, what it learns, what counts as success, and what chance is.
 
-All send ordinary requests with keys of their own. Sources: "Breaking Diffusion with Cache" (arXiv 2508.20424) for the
-covert channel, stolen prompts and planted logos; timing and membership after the attacks on shared prefix caches.
+All send ordinary requests with keys of their own. The covert channel, stolen prompts and planted logos are those of
+Sun, Jie and Liu, "Attacks on Approximate Caches in Text-to-Image Diffusion Models" (arXiv 2508.20424).
 """
 
 from __future__ import annotations
