@@ -26,11 +26,12 @@ CALLERS: Mapping[str, tuple[str, Sequence[Role]]] = {
     "victim": ("acme", (Role.USER, Role.PUBLISHER)),
     "colleague": ("acme", (Role.USER, Role.PUBLISHER)),
     "stranger": ("rival", (Role.USER, Role.PUBLISHER)),
+    "bystander": ("third", (Role.USER, Role.PUBLISHER)),
 }
-"""Subject of each key → tenant and roles. Both tenants are in `public_tenants`."""
+"""Subject of each key → tenant and roles. All tenants are in `public_tenants`."""
 SETTINGS: dict[str, Any] = {
     "capture_steps": "[10, 25, 40]",
-    "public_tenants": "acme,rival",
+    "public_tenants": "acme,rival,third",
     "allow_anonymous": "never",
     "check_share": 0.0,
     "video": "",

@@ -31,8 +31,9 @@ LOGO = "crown"
 """The rare object in planted images."""
 WORDED = 5
 """Wordings in which victims send a popular prompt."""
-WARM = 60
-"""Requests of the victim's tenant before images are planted: `root_share` lets a root start one image in twenty."""
+WARM = 30
+"""Requests of two users of the victim's tenant before images are planted: `root_share` lets a root start one image in
+twenty."""
 STAGES = ("embed_s", "predict_s", "plan_s", "accept_s", "queue_s", "fetch_s", "encode_s", "denoise_s", "total_s")
 """Seconds of an answer that the attacker reads."""
 PATIENT_AT_ONCE = 2
@@ -66,6 +67,7 @@ async def membership(arena: Arena, case: Case, count: int, draw: random.Random) 
         prompts = [caption(_variant(scene, draw)) for scene in scenes for _ in range(EDITS_OF)]
         bits = _bits(draw)
         await arena.generate(case.attacker, [caption(scene) for scene in scenes], cache="write", **planted_as)
+        await _bystanders(arena, case, [_variant(scene, draw) for scene in scenes])
         await arena.settled()
         await _victims(arena, case, prompts, bits)
         seen = [
@@ -108,6 +110,7 @@ async def prompt_stealing(arena: Arena, case: Case, count: int, draw: random.Ran
     while guesses < count:
         objects = VALUES["object"][: -(-(count - guesses) // len(STOLEN))]
         scenes = [replace(random_scene(draw), object=str(one)) for one in objects]
+        await _bystanders(arena, case, [replace(random_scene(draw), object=str(one)) for one in objects])
         await _victims(arena, case, [caption(scene) for scene in scenes], [True] * len(scenes))
         guess = await _climbed(arena, case.attacker, [str(one) for one in objects], draw)
         hits = [
@@ -143,6 +146,13 @@ async def _victims(arena: Arena, case: Case, prompts: Sequence[str], bits: Seque
     sent = [prompt for prompt, bit in zip(prompts, bits, strict=True) if bit]
     await arena.generate("victim", sent, scope=case.scope, user="home", **fields)
     await arena.settled()
+
+
+async def _bystanders(arena: Arena, case: Case, scenes: Sequence[Scene]) -> None:
+    """Let a third tenant send public prompts of these scenes, where the case is about public entries: without it, two
+    tenants are alone with each other, and never a crowd."""
+    if case.scope == "public":
+        await arena.generate("bystander", [caption(scene) for scene in scenes], scope=case.scope, user="home")
 
 
 async def _fill(arena: Arena, draw: random.Random) -> None:
