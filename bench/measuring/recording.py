@@ -77,7 +77,8 @@ def record(
 def _program(name: str) -> str:
     """Return the module that `python -m` runs."""
     started = sys.modules["__main__"].__spec__
-    return started.name if started is not None and started.name.startswith("bench.") else f"bench.{name}"
+    found = started.name if started is not None and started.name.startswith("bench.") else f"bench.{name}"
+    return found.removesuffix(".__main__")
 
 
 def _strict(value: Any) -> Any:
