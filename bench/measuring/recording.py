@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -61,7 +62,7 @@ def record(
     path = folder / f"{name}.json"
     content = {
         "name": name,
-        "command": command or " ".join(["python -m", _program(name), *sys.argv[1:]]),
+        "command": command or " ".join(["python -m", _program(name), *map(shlex.quote, sys.argv[1:])]),
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": _commit(),
         "figures": figures,
