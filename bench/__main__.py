@@ -25,6 +25,8 @@ COMMANDS: dict[str, list[str]] = {
     "cluster_overhead": ["bench.cluster_overhead"],
     "overload": ["bench.overload"],
     "fairness": ["bench.fairness"],
+    "probing": ["bench.probing"],
+    "probing_price": ["bench.probing.price"],
     "trace_plans": ["bench.trace_plans"],
     "two_models": ["bench.virtual_time.two_models"],
     "slo_latency": ["bench.virtual_time.slo_latency"],

@@ -16,18 +16,15 @@ import argparse
 import asyncio
 import os
 import random
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from bench.measuring.quiet import quiet
 from bench.measuring.recording import command_line, machine, quantile, record, table
 from bench.overload import embedded
-from bench.serving.processes import ROOT, scratch
+from bench.serving.processes import issue_key, scratch
 from load.arrivals import poisson
 from shared.client import AsyncClient, Waiting
 from shared.domain.errors import AfterimageError
@@ -37,17 +34,6 @@ from shared.runtime.loop import run
 GOAL = 2.0
 """Largest accepted ratio of the quiet tenant's p99, beside the flood and alone."""
 FLOOD, QUIET = "flooder", "quiet"
-
-
-def keys(folder: Path) -> dict[str, str]:
-    """Make a key for each of the two tenants."""
-    environment = {**os.environ, "AFTERIMAGE_DATA_DIR": str(folder / "data"), "PYTHONPATH": str(ROOT)}
-    made = {}
-    for tenant in (FLOOD, QUIET):
-        command = [sys.executable, "-m", "services", "keys", "create", tenant, "--tenant", tenant]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        made[tenant] = done.stdout.split()[-1]
-    return made
 
 
 class Sender:
@@ -140,7 +126,8 @@ def measure(options: argparse.Namespace) -> None:
     settings: dict[str, Any] = {"large": large, "max_rows": options.max_rows, "max_queued": options.max_queued}
     settings |= {"log_level": "error", "check_share": 0.0}
     with scratch() as folder, embedded(settings, folder) as target:
-        rounds = run(rounds_of(target.host, keys(folder), options))
+        keys = {tenant: issue_key(folder, tenant, tenant) for tenant in (FLOOD, QUIET)}
+        rounds = run(rounds_of(target.host, keys, options))
     worst = max(one["ratio_p99"] for one in rounds)
     print(report(rounds))
     print(f"capacity {rounds[0]['capacity_per_s']:.1f} images a second; worst p99 × {worst:.2f}, goal {GOAL:g}")

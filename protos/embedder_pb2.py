@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0e\x65mbedder.proto\x12\x16\x61\x66terimage.embedder.v1\"\\\n\tEmbedding\x12\x0e\n\x06vector\x18\x01 \x01(\x0c\x12\x15\n\runknown_words\x18\x02 \x03(\t\x12\x11\n\ttruncated\x18\x03 \x01(\x08\x12\x15\n\runknown_share\x18\x04 \x01(\x01\"!\n\x10\x45mbedTextRequest\x12\r\n\x05texts\x18\x01 \x03(\t\"\x8b\x01\n\x11\x45mbedTextResponse\x12\x35\n\nembeddings\x18\x01 \x03(\x0b\x32!.afterimage.embedder.v1.Embedding\x12\x14\n\x0c\x65ncoder_hash\x18\x02 \x01(\t\x12\x10\n\x08\x65ncode_s\x18\x03 \x01(\x01\x12\x17\n\x0f\x65ncoder_weights\x18\x04 \x01(\t\"2\n\x11\x45mbedImageRequest\x12\x0e\n\x06images\x18\x01 \x03(\x0c\x12\r\n\x05looks\x18\x02 \x01(\x08\"?\n\x04Look\x12\x10\n\x08\x63ontrast\x18\x01 \x01(\x01\x12\x12\n\nsaturation\x18\x02 \x01(\x01\x12\x11\n\tsharpness\x18\x03 \x01(\x01\"\xa0\x01\n\x12\x45mbedImageResponse\x12\x35\n\nembeddings\x18\x01 \x03(\x0b\x32!.afterimage.embedder.v1.Embedding\x12\x14\n\x0c\x65ncoder_hash\x18\x02 \x01(\t\x12\x10\n\x08\x65ncode_s\x18\x03 \x01(\x01\x12+\n\x05looks\x18\x04 \x03(\x0b\x32\x1c.afterimage.embedder.v1.Look2\xd8\x01\n\x0f\x45mbedderService\x12`\n\tEmbedText\x12(.afterimage.embedder.v1.EmbedTextRequest\x1a).afterimage.embedder.v1.EmbedTextResponse\x12\x63\n\nEmbedImage\x12).afterimage.embedder.v1.EmbedImageRequest\x1a*.afterimage.embedder.v1.EmbedImageResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0e\x65mbedder.proto\x12\x16\x61\x66terimage.embedder.v1\"\\\n\tEmbedding\x12\x0e\n\x06vector\x18\x01 \x01(\x0c\x12\x15\n\runknown_words\x18\x02 \x03(\t\x12\x11\n\ttruncated\x18\x03 \x01(\x08\x12\x15\n\runknown_share\x18\x04 \x01(\x01\"0\n\x10\x45mbedTextRequest\x12\r\n\x05texts\x18\x01 \x03(\t\x12\r\n\x05owner\x18\x02 \x01(\t\"\x8b\x01\n\x11\x45mbedTextResponse\x12\x35\n\nembeddings\x18\x01 \x03(\x0b\x32!.afterimage.embedder.v1.Embedding\x12\x14\n\x0c\x65ncoder_hash\x18\x02 \x01(\t\x12\x10\n\x08\x65ncode_s\x18\x03 \x01(\x01\x12\x17\n\x0f\x65ncoder_weights\x18\x04 \x01(\t\"2\n\x11\x45mbedImageRequest\x12\x0e\n\x06images\x18\x01 \x03(\x0c\x12\r\n\x05looks\x18\x02 \x01(\x08\"?\n\x04Look\x12\x10\n\x08\x63ontrast\x18\x01 \x01(\x01\x12\x12\n\nsaturation\x18\x02 \x01(\x01\x12\x11\n\tsharpness\x18\x03 \x01(\x01\"\xa0\x01\n\x12\x45mbedImageResponse\x12\x35\n\nembeddings\x18\x01 \x03(\x0b\x32!.afterimage.embedder.v1.Embedding\x12\x14\n\x0c\x65ncoder_hash\x18\x02 \x01(\t\x12\x10\n\x08\x65ncode_s\x18\x03 \x01(\x01\x12+\n\x05looks\x18\x04 \x03(\x0b\x32\x1c.afterimage.embedder.v1.Look2\xd8\x01\n\x0f\x45mbedderService\x12`\n\tEmbedText\x12(.afterimage.embedder.v1.EmbedTextRequest\x1a).afterimage.embedder.v1.EmbedTextResponse\x12\x63\n\nEmbedImage\x12).afterimage.embedder.v1.EmbedImageRequest\x1a*.afterimage.embedder.v1.EmbedImageResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,15 +34,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EMBEDDING']._serialized_start=42
   _globals['_EMBEDDING']._serialized_end=134
   _globals['_EMBEDTEXTREQUEST']._serialized_start=136
-  _globals['_EMBEDTEXTREQUEST']._serialized_end=169
-  _globals['_EMBEDTEXTRESPONSE']._serialized_start=172
-  _globals['_EMBEDTEXTRESPONSE']._serialized_end=311
-  _globals['_EMBEDIMAGEREQUEST']._serialized_start=313
-  _globals['_EMBEDIMAGEREQUEST']._serialized_end=363
-  _globals['_LOOK']._serialized_start=365
-  _globals['_LOOK']._serialized_end=428
-  _globals['_EMBEDIMAGERESPONSE']._serialized_start=431
-  _globals['_EMBEDIMAGERESPONSE']._serialized_end=591
-  _globals['_EMBEDDERSERVICE']._serialized_start=594
-  _globals['_EMBEDDERSERVICE']._serialized_end=810
+  _globals['_EMBEDTEXTREQUEST']._serialized_end=184
+  _globals['_EMBEDTEXTRESPONSE']._serialized_start=187
+  _globals['_EMBEDTEXTRESPONSE']._serialized_end=326
+  _globals['_EMBEDIMAGEREQUEST']._serialized_start=328
+  _globals['_EMBEDIMAGEREQUEST']._serialized_end=378
+  _globals['_LOOK']._serialized_start=380
+  _globals['_LOOK']._serialized_end=443
+  _globals['_EMBEDIMAGERESPONSE']._serialized_start=446
+  _globals['_EMBEDIMAGERESPONSE']._serialized_end=606
+  _globals['_EMBEDDERSERVICE']._serialized_start=609
+  _globals['_EMBEDDERSERVICE']._serialized_end=825
 # @@protoc_insertion_point(module_scope)

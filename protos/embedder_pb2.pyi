@@ -19,10 +19,12 @@ class Embedding(_message.Message):
     def __init__(self, vector: _Optional[bytes] = ..., unknown_words: _Optional[_Iterable[str]] = ..., truncated: bool = ..., unknown_share: _Optional[float] = ...) -> None: ...
 
 class EmbedTextRequest(_message.Message):
-    __slots__ = ("texts",)
+    __slots__ = ("texts", "owner")
     TEXTS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     texts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
+    owner: str
+    def __init__(self, texts: _Optional[_Iterable[str]] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class EmbedTextResponse(_message.Message):
     __slots__ = ("embeddings", "encoder_hash", "encode_s", "encoder_weights")

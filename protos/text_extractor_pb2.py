@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14text_extractor.proto\x12\x1c\x61\x66terimage.text_extractor.v1\"\'\n\x0e\x45xtractRequest\x12\x0f\n\x07prompts\x18\x02 \x03(\tJ\x04\x08\x01\x10\x02\"9\n\x05Parts\x12\x0e\n\x06object\x18\x01 \x01(\t\x12\x12\n\nbackground\x18\x02 \x01(\t\x12\x0c\n\x04sure\x18\x03 \x01(\x08\"d\n\x0f\x45xtractResponse\x12\x11\n\textractor\x18\x03 \x01(\t\x12\x32\n\x05parts\x18\x04 \x03(\x0b\x32#.afterimage.text_extractor.v1.PartsJ\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03\x32~\n\x14TextExtractorService\x12\x66\n\x07\x45xtract\x12,.afterimage.text_extractor.v1.ExtractRequest\x1a-.afterimage.text_extractor.v1.ExtractResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14text_extractor.proto\x12\x1c\x61\x66terimage.text_extractor.v1\"6\n\x0e\x45xtractRequest\x12\x0f\n\x07prompts\x18\x02 \x03(\t\x12\r\n\x05owner\x18\x03 \x01(\tJ\x04\x08\x01\x10\x02\"9\n\x05Parts\x12\x0e\n\x06object\x18\x01 \x01(\t\x12\x12\n\nbackground\x18\x02 \x01(\t\x12\x0c\n\x04sure\x18\x03 \x01(\x08\"d\n\x0f\x45xtractResponse\x12\x11\n\textractor\x18\x03 \x01(\t\x12\x32\n\x05parts\x18\x04 \x03(\x0b\x32#.afterimage.text_extractor.v1.PartsJ\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03\x32~\n\x14TextExtractorService\x12\x66\n\x07\x45xtract\x12,.afterimage.text_extractor.v1.ExtractRequest\x1a-.afterimage.text_extractor.v1.ExtractResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,11 +32,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'text_extractor_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_EXTRACTREQUEST']._serialized_start=54
-  _globals['_EXTRACTREQUEST']._serialized_end=93
-  _globals['_PARTS']._serialized_start=95
-  _globals['_PARTS']._serialized_end=152
-  _globals['_EXTRACTRESPONSE']._serialized_start=154
-  _globals['_EXTRACTRESPONSE']._serialized_end=254
-  _globals['_TEXTEXTRACTORSERVICE']._serialized_start=256
-  _globals['_TEXTEXTRACTORSERVICE']._serialized_end=382
+  _globals['_EXTRACTREQUEST']._serialized_end=108
+  _globals['_PARTS']._serialized_start=110
+  _globals['_PARTS']._serialized_end=167
+  _globals['_EXTRACTRESPONSE']._serialized_start=169
+  _globals['_EXTRACTRESPONSE']._serialized_end=269
+  _globals['_TEXTEXTRACTORSERVICE']._serialized_start=271
+  _globals['_TEXTEXTRACTORSERVICE']._serialized_end=397
 # @@protoc_insertion_point(module_scope)

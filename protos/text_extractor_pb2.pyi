@@ -7,10 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ExtractRequest(_message.Message):
-    __slots__ = ("prompts",)
+    __slots__ = ("prompts", "owner")
     PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     prompts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, prompts: _Optional[_Iterable[str]] = ...) -> None: ...
+    owner: str
+    def __init__(self, prompts: _Optional[_Iterable[str]] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class Parts(_message.Message):
     __slots__ = ("object", "background", "sure")

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -61,7 +62,7 @@ def record(
     path = folder / f"{name}.json"
     content = {
         "name": name,
-        "command": command or " ".join(["python -m", _program(name), *sys.argv[1:]]),
+        "command": command or " ".join(["python -m", _program(name), *map(shlex.quote, sys.argv[1:])]),
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": _commit(),
         "figures": figures,
@@ -77,7 +78,8 @@ def record(
 def _program(name: str) -> str:
     """Return the module that `python -m` runs."""
     started = sys.modules["__main__"].__spec__
-    return started.name if started is not None and started.name.startswith("bench.") else f"bench.{name}"
+    found = started.name if started is not None and started.name.startswith("bench.") else f"bench.{name}"
+    return found.removesuffix(".__main__")
 
 
 def _strict(value: Any) -> Any:

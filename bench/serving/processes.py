@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,15 @@ def one_process(settings: Mapping[str, Any], folder: Path) -> Iterator[Server]:
         yield server
     finally:
         server.stop(60.0)
+
+
+def issue_key(folder: Path, subject: str, tenant: str, roles: Iterable[str] = ("user",)) -> str:
+    """Create an API key in the catalog of the process that `one_process` started in this folder; return its text."""
+    environment = {**os.environ, "AFTERIMAGE_DATA_DIR": str(folder / "data"), "PYTHONPATH": str(ROOT)}
+    given = [part for role in roles for part in ("--role", str(role))]
+    command = [sys.executable, "-m", "services", "keys", "create", subject, "--tenant", tenant, *given]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.split()[-1]
 
 
 def resident_mib(pid: int, *, most: bool = False) -> int:

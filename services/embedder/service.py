@@ -24,6 +24,8 @@ from shared.service import Context
 
 Answer: TypeAlias = tuple[Embedded, float]
 """An embedding and the seconds that its batch (for an image, the image alone) took."""
+OwnText: TypeAlias = tuple[str, str]
+"""The scope key of a text's callers, and the text. One batch, too, computes the texts of different callers apart."""
 MAX_TEXTS = 256
 MAX_IMAGES = 64
 """Largest number of images per call."""
@@ -42,9 +44,9 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
         loop = asyncio.get_running_loop()
         folder = encoder_folder(settings.encoder)
         self._encoder: Encoder = await loop.run_in_executor(self._thread, Encoder, folder)
-        self._remembered: LRUCache[str, Embedded] = LRUCache(settings.embed_cache)
-        self._texts: MicroBatcher[str, Answer] = MicroBatcher(
-            lambda batch: self._encode("embed_forward", self._encoder.texts, batch),
+        self._remembered: LRUCache[OwnText, Embedded] = LRUCache(settings.embed_cache)
+        self._texts: MicroBatcher[OwnText, Answer] = MicroBatcher(
+            lambda batch: self._encode("embed_forward", self._encoder.texts, [text for _, text in batch]),
             seats=BATCH_TEXTS,
             wait_s=settings.embed_wait_s,
         )
@@ -52,7 +54,7 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
         self._images: MicroBatcher[Seen, Answer] = MicroBatcher(
             lambda batch: self._encode("embed_picture_forward", self._encoder.seen, batch), seats=1
         )
-        await self._texts.submit(["warm"])  # the first pass through the weights is several times slower
+        await self._texts.submit([("", "warm")])  # the first pass through the weights is several times slower
 
     def register(self, server: grpc.aio.Server) -> str:
         pb_grpc.add_EmbedderServiceServicer_to_server(self, server)
@@ -66,19 +68,19 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def EmbedText(self, request: pb.EmbedTextRequest, context: Any) -> pb.EmbedTextResponse:
-        texts = list(request.texts)
+        texts, owner = list(request.texts), request.owner
         _check_count("texts", len(texts), MAX_TEXTS)
         for number, text in enumerate(texts):
             if len(text) > self._settings.max_prompt_chars:
                 rule = f"must have at most {self._settings.max_prompt_chars} characters"
                 raise InvalidRequestError(f"texts[{number}]", rule, len(text))
-        known = {text: embedded for text in texts if (embedded := self._remembered.get(text)) is not None}
+        known = {text: embedded for text in texts if (embedded := self._remembered.get((owner, text))) is not None}
         fresh = [text for text in texts if text not in known]
-        answers = await self._texts.submit(fresh)
+        answers = await self._texts.submit([(owner, text) for text in fresh])
         for text, (embedded, _) in zip(fresh, answers, strict=True):
             known[text] = embedded
             if self._remembered.maxsize:
-                self._remembered[text] = embedded
+                self._remembered[owner, text] = embedded
         return pb.EmbedTextResponse(
             embeddings=[_message(known[text]) for text in texts],
             encoder_hash=self._encoder.hash,

@@ -23,7 +23,7 @@ from shared.domain.forecasts import Forecast
 from shared.domain.parts import Parts
 from shared.domain.plan_rules import noise_plan
 from shared.domain.truncation import UNSEARCHED
-from shared.domain.types import CacheMode, Modality, Plan, PlanSource, Request, Timings, visible_owners
+from shared.domain.types import CacheMode, Modality, Plan, PlanSource, Request, Timings, text_owner, visible_owners
 from shared.models.card import ModelCard
 from shared.models.vocabulary import unknown_share
 from shared.runtime import rpc
@@ -148,14 +148,14 @@ class Lookup:
             self._without("text_extractor", planned, "text_extractor_address is not set")
             return
         start = self._clock.monotonic()
-        found = await self._try("text_extractor", planned, lambda: self._extract_parts(planned.request.prompt))
+        found = await self._try("text_extractor", planned, lambda: self._extract_parts(planned.request))
         planned.timings = replace(planned.timings, extract_s=self._clock.monotonic() - start)
         if found is not None and found.sure:
             planned.parts = Parts(found.object, found.background)
         planned.unsure = found is not None and not found.sure
 
-    async def _extract_parts(self, prompt: str) -> text_extractor_pb2.Parts:
-        message = text_extractor_pb2.ExtractRequest(prompts=[prompt])
+    async def _extract_parts(self, request: Request) -> text_extractor_pb2.Parts:
+        message = text_extractor_pb2.ExtractRequest(prompts=[request.prompt], owner=text_owner(request))
         extractor = self._context.stub(TextExtractorServiceStub, "text_extractor")
         reply = await self._call(extractor.Extract, message, self._settings.extract_timeout_s)
         return reply.parts[0]
@@ -166,8 +166,11 @@ class Lookup:
         planned.timings = replace(planned.timings, embed_s=self._clock.monotonic() - start)
 
     async def _predict(self, planned: Planned) -> None:
-        if not planned.vector or not planned.request.cache.reads or planned.request.names_start:
+        request = planned.request
+        if not planned.vector or not request.cache.reads or request.names_start:
             return
+        if self._settings.crowd(request.tenant) > 1:
+            return  # the predictor knows no tenants: its answer would tell of a single one's entries
         start = self._clock.monotonic()
         planned.predicted_hit = await self._try("match_predictor", planned, lambda: self._predict_hit(planned))
         planned.timings = replace(planned.timings, predict_s=self._clock.monotonic() - start)
@@ -176,9 +179,8 @@ class Lookup:
         """Embed the whole prompt and its parts in one call (FlexCache §5)."""
         parts = planned.parts or Parts()
         texts = [planned.request.prompt, *filter(None, (parts.object, parts.background))]
-        reply = await self._call(
-            self._context.stub(EmbedderServiceStub, "embedder").EmbedText, embedder_pb2.EmbedTextRequest(texts=texts)
-        )
+        message = embedder_pb2.EmbedTextRequest(texts=texts, owner=text_owner(planned.request))
+        reply = await self._call(self._context.stub(EmbedderServiceStub, "embedder").EmbedText, message)
         embedding, *others = reply.embeddings
         vectors = iter([check_vector(one.vector) for one in others])
         planned.vector, planned.encoder_hash = check_vector(embedding.vector), reply.encoder_hash

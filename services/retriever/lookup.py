@@ -10,6 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from services.retriever.asked import Asked
+from services.retriever.crowd import in_a_crowd
 from services.retriever.entry_reader import EntryReader
 from services.retriever.figures import outcome
 from services.retriever.planning import from_noise, from_repeat, options_of, plan_of
@@ -114,14 +115,16 @@ class Lookup:
 
     async def _found(self, asked: Asked, vector: Vector, *, latents: bool, limit: int | None = None) -> Found | None:
         """Return the nearest entries of each kind; None when the searches failed. limit: latents to find; None:
-        `candidates`."""
+        `candidates`. Where a crowd counts, more are found, because the nearest ones may be one tenant's."""
         compat, (thing, place) = str(asked.question.compat), asked.pair or (None, None)
         # of many entries with a part some have masks and a state early enough; a clip takes longer than their reading
         far = max(self._settings.candidates, self._settings.further_candidates)
+        crowd, few = self._settings.crowd(asked.question.request.tenant), self._settings.candidates
+        wide = far if crowd > 1 else None
         of_latents, of_pictures, objects, backgrounds = await asyncio.gather(
-            self._search(asked, "whole", vector, compat, limit) if latents else _nothing(),
+            self._search(asked, "whole", vector, compat, wide or limit) if latents else _nothing(),
             # an image starts any model at any size, so its compatibility key does not matter
-            self._search(asked, "image", vector, "") if asked.rules.refiners else _nothing(),
+            self._search(asked, "image", vector, "", wide) if asked.rules.refiners else _nothing(),
             self._search(asked, OBJECT, thing, compat, far) if thing is not None else _nothing(),
             self._search(asked, BACKGROUND, place, compat, far) if place is not None else _nothing(),
         )
@@ -129,14 +132,19 @@ class Lookup:
         nothing = of_latents is None and not of_pictures and not (objects and backgrounds)
         if entries is None or (nothing and asked.degraded):
             return None
-        return Found(of_latents, of_pictures, entries, objects, backgrounds)
+        found = Found(of_latents, of_pictures, entries, objects, backgrounds)
+        return found if crowd == 1 else _crowded(found, asked.question.request.tenant, crowd, limit or few, few)
 
     async def _further(self, asked: Asked, vector: Vector, found: Found) -> Found | None:
         """Search again with more latent candidates; None when that fails."""
         compat = str(asked.question.compat)
         of_latents = await self._search(asked, "whole", vector, compat, self._settings.further_candidates)
         entries = await self._entries_of(asked, of_latents) if of_latents is not None else None
-        return None if entries is None else replace(found, latents=of_latents, entries={**found.entries, **entries})
+        if of_latents is None or entries is None:
+            return None
+        tenant = asked.question.request.tenant
+        kept = in_a_crowd(of_latents, entries, tenant, self._settings.crowd(tenant))
+        return replace(found, latents=kept, entries={**found.entries, **entries})
 
     async def _entries_of(self, asked: Asked, *hits: Sequence[Hit] | None) -> Mapping[str, Entry] | None:
         ids = list(dict.fromkeys(hit.entry_id for some in hits for hit in some or ()))
@@ -175,6 +183,21 @@ class Lookup:
         METRICS.degraded.labels(port).inc(not asked.dry_run)
         log("retriever").warning("planned without a port", what=what)
         return None
+
+
+def _crowded(found: Found, tenant: str, least: int, latents: int, pictures: int) -> Found:
+    """Return what a crowd of `least` tenants leaves of each kind. latents, pictures: the most to keep of them."""
+
+    def kept(hits: Sequence[Hit] | None, most: int | None = None) -> list[Hit] | None:
+        return None if hits is None else in_a_crowd(hits, found.entries, tenant, least)[:most]
+
+    return replace(
+        found,
+        latents=kept(found.latents, latents),
+        pictures=kept(found.pictures, pictures),
+        objects=kept(found.objects),
+        backgrounds=kept(found.backgrounds),
+    )
 
 
 async def _nothing() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
 from services.retriever.relation import normalised
-from shared.domain.types import Entry, Plan, Request, Scope
+from shared.domain.types import CacheMode, Entry, Plan, Request, Scope
 
 SEEN_IMAGES = 10_000
 """Newest images in which a user's prompts and roots are looked up, about 1 KB each."""
@@ -32,13 +32,15 @@ class Image(NamedTuple):
     seed: int | None
     root: str
     shared: bool = False
-    """Others of the tenant may see the entry; a private one must not show in their plans."""
+    """Others of the tenant may see the entry. A private one, and one of `cache: off`, must not show in their plans."""
     background_root: str = ""
     """Root of the background, where the image descends from a pair; empty: from one root."""
 
     @classmethod
     def of(cls, one: Request | Entry, root: str = "") -> Image:
-        return cls((one.tenant, one.user), _digest(one.prompt), one.seed, root, one.scope is not Scope.PRIVATE)
+        asked_off = isinstance(one, Request) and one.cache is CacheMode.OFF
+        shared = one.scope is not Scope.PRIVATE and not asked_off
+        return cls((one.tenant, one.user), _digest(one.prompt), one.seed, root, shared)
 
     @property
     def roots(self) -> set[str]:
@@ -52,16 +54,17 @@ class Image(NamedTuple):
     def counted(self) -> Iterator[tuple[object, ...]]:
         """Yield the keys under which the image is counted."""
         tenant, user = self.owner
-        yield (tenant,)
-        for root in self.roots:
-            yield "root", tenant, root
-            yield "started", tenant, self.prompt, root
-            yield "started", tenant, self.prompt, root, self.seed
         if self.shared:
+            yield "images", tenant
+            yield "images", tenant, user
+            for root in self.roots:
+                yield "root", tenant, root
+                yield "root", tenant, root, user
+                yield "started", tenant, self.prompt, root
+                yield "started", tenant, self.prompt, root, self.seed
             yield "asked", tenant, self.prompt
             yield "asked", tenant, self.prompt, self.seed
         if user:
-            yield "user", self.owner
             yield from (("seen", self.owner, root) for root in self.roots)
             yield "prompt", self.owner, self.prompt
             yield "seed", self.owner, self.prompt, self.seed
@@ -143,8 +146,8 @@ class Seen:
         return counts[asked] > 0 and not counts[*asked, image.seed]
 
     def has_started(self, request: Request, root: str) -> bool:
-        """Return whether an image of this prompt and another seed, by any user of the tenant, descends from the
-        root."""
+        """Return whether an image of this prompt and another seed, by any user of the tenant and shared with it,
+        descends from the root."""
         image, counts = Image.of(request), self._long.counts
         started = "started", request.tenant, image.prompt, root
         return counts[started] > counts[*started, image.seed]
@@ -154,10 +157,11 @@ class Seen:
         return self._long.counts["seen", owner, root] > 0
 
     def repeats(self, request: Request, entry: Entry) -> bool:
-        """Return whether the entry, or its root, has the request's prompt with another seed."""
-        own = Image.of(request)
-        images = Image.of(entry), *(self._long.get(root) for root in entry.root_ids)
-        return any(one is not None and one.prompt == own.prompt and one.seed != own.seed for one in images)
+        """Return whether the entry, or its root, has the request's prompt with another seed. Another user's private
+        root is not compared: a plan that named it would confirm its prompt."""
+        own, found = Image.of(request), (self._long.get(root) for root in entry.root_ids)
+        roots = [one for one in found if one is not None and (one.shared or one.owner == own.owner)]
+        return any(one.prompt == own.prompt and one.seed != own.seed for one in (Image.of(entry), *roots))
 
     def owner_of(self, root: str) -> Owner | None:
         """Return the tenant and user of a root entry; None when the entry is not among the recent images."""
@@ -172,14 +176,15 @@ class Seen:
     def others(self, tenant: str, root: str, owner: Owner | None) -> tuple[int, int]:
         """Return how many recent images of a tenant descend from the root, and how many there are in all.
 
-        Images of the root's owner are left out of both. An unknown user's images count as those of others.
+        Images of the root's owner are left out of both, and private ones: plans show both numbers. An unknown user's
+        images count as those of others.
         """
         counts = self._short.counts
-        behind, all_of = counts["root", tenant, root], counts[tenant,]
+        behind, all_of = counts["root", tenant, root], counts["images", tenant]
         if owner is not None and owner[1] and owner[0] == tenant:
             # an owner's images that descend from the own root, within the same window
-            behind -= counts["seen", owner, root]
-            all_of -= counts["user", owner]
+            behind -= counts["root", tenant, root, owner[1]]
+            all_of -= counts["images", tenant, owner[1]]
         return behind, all_of
 
 

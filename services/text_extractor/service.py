@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import grpc
 from cachetools import LRUCache
@@ -21,6 +21,8 @@ from shared.runtime.batching import MicroBatcher
 from shared.runtime.telemetry import METRICS
 from shared.service import Context
 
+OwnPrompt: TypeAlias = tuple[str, str]
+"""The scope key of a prompt's callers, and the prompt."""
 MAX_PROMPTS = 256
 """Largest number of prompts per call."""
 
@@ -35,8 +37,8 @@ class TextExtractorService(pb_grpc.TextExtractorServiceServicer):
         self._thread = ThreadPoolExecutor(1, "text_extractor")
         loop = asyncio.get_running_loop()
         self._extractor = await loop.run_in_executor(self._thread, open_extractor, settings)
-        self._remembered: LRUCache[str, Extraction] = LRUCache(settings.extract_cache)
-        self._prompts: MicroBatcher[str, Extraction] = MicroBatcher(self._run, seats=self._extractor.seats)
+        self._remembered: LRUCache[OwnPrompt, Extraction] = LRUCache(settings.extract_cache)
+        self._prompts: MicroBatcher[OwnPrompt, Extraction] = MicroBatcher(self._run, seats=self._extractor.seats)
 
     def register(self, server: grpc.aio.Server) -> str:
         pb_grpc.add_TextExtractorServiceServicer_to_server(self, server)
@@ -56,23 +58,25 @@ class TextExtractorService(pb_grpc.TextExtractorServiceServicer):
             if len(prompt) > self._settings.max_prompt_chars:
                 rule = f"must have at most {self._settings.max_prompt_chars} characters"
                 raise InvalidRequestError(f"prompts[{number}]", rule, len(prompt))
-        known = {prompt: found for prompt in prompts if (found := self._remembered.get(prompt)) is not None}
+        owner = request.owner
+        known = {prompt: found for prompt in prompts if (found := self._remembered.get((owner, prompt))) is not None}
         fresh = list(dict.fromkeys(prompt for prompt in prompts if prompt not in known))
-        for prompt, found in zip(fresh, await self._prompts.submit(fresh), strict=True):
+        answers = await self._prompts.submit([(owner, prompt) for prompt in fresh])
+        for prompt, found in zip(fresh, answers, strict=True):
             known[prompt] = found
         parts = [_message(prompt, known[prompt]) for prompt in prompts]
         return pb.ExtractResponse(extractor=self._extractor.id, parts=parts)
 
-    async def _run(self, batch: list[str]) -> Sequence[Extraction]:
+    async def _run(self, batch: list[OwnPrompt]) -> Sequence[Extraction]:
         def timed() -> list[Extraction]:
             start = time.monotonic()
-            found = self._extractor.extract(batch)
+            found = self._extractor.extract([prompt for _, prompt in batch])
             METRICS.stage_seconds.labels("extract_forward").observe(time.monotonic() - start)
             return found
 
         found = await asyncio.get_running_loop().run_in_executor(self._thread, timed)
         if self._remembered.maxsize:  # here, for no caller may be left to wait: the answer is there for the next
-            self._remembered.update((prompt, one) for prompt, one in zip(batch, found, strict=True) if one.lasting)
+            self._remembered.update((own, one) for own, one in zip(batch, found, strict=True) if one.lasting)
         return found
 
 

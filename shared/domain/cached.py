@@ -12,7 +12,7 @@ from pydantic import Field
 from shared.domain.json_values import Stored
 from shared.domain.masks import Mask
 from shared.domain.parts import Parts
-from shared.domain.requests import Scope, Size
+from shared.domain.requests import CacheMode, Request, Scope, Size
 
 OBJECT, BACKGROUND = "object", "background"
 """Names of the vectors by which an index finds an entry by the parts of its prompt (FlexCache §4.2.1)."""
@@ -212,6 +212,13 @@ def owner_key(scope: Scope, tenant: str, user: str) -> str:
             return f"tenant:{tenant}"
         case Scope.PUBLIC:
             return "public"
+
+
+def text_owner(request: Request) -> str:
+    """Return the callers for whom what was computed from the request's texts alone may be kept. Others would learn from
+    the seconds of their own request that the text was sent before."""
+    scope = Scope.PRIVATE if request.cache is CacheMode.OFF else request.scope
+    return owner_key(scope, request.tenant, request.user)
 
 
 def visible_owners(tenant: str, user: str, *, public: bool = True) -> tuple[str, ...]:

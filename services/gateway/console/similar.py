@@ -13,7 +13,7 @@ from services.gateway.fanout import Rows
 from services.gateway.response_checks import check_vector
 from shared.domain.errors import NotFoundError, UnreadableRowError
 from shared.domain.identity import under
-from shared.domain.types import Job
+from shared.domain.types import Job, Scope, owner_key
 from shared.runtime import rpc
 from shared.service import Context
 
@@ -35,10 +35,12 @@ class Similar:
         private entry is found if its request named no user. Raises the error of the embedder or the retriever.
         """
         embedder: Any = EmbedderServiceStub(self._context.channel("embedder"))
-        embedded = await rpc.call(embedder.EmbedText, embedder_pb2.EmbedTextRequest(texts=[text]), timeout_s=TIMEOUT_S)
+        user = under(who.subject, "")
+        asked = embedder_pb2.EmbedTextRequest(texts=[text], owner=owner_key(Scope.PRIVATE, who.tenant, user))
+        embedded = await rpc.call(embedder.EmbedText, asked, timeout_s=TIMEOUT_S)
         message = retriever_pb2.NearestRequest(
             tenant=who.tenant,
-            user=under(who.subject, ""),
+            user=user,
             vector=check_vector(embedded.embeddings[0].vector),
             encoder_hash=embedded.encoder_hash,
             limit=MOST,

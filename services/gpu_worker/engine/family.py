@@ -38,9 +38,9 @@ class Family(Protocol):
         """Return the sampler of this name over the model's own configuration. Raises ModelError if it does not fit."""
         ...
 
-    def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptEncoding:
-        """Encode a prompt as the denoiser's conditioning, or its negative conditioning; repeated prompts come from a
-        cache."""
+    def encode_prompt(self, prompt: str, *, negative: bool = False, owner: str = "") -> PromptEncoding:
+        """Encode a prompt as the denoiser's conditioning, or its negative conditioning; repeated prompts of one owner
+        come from a cache."""
         ...
 
     def forget_prompts(self) -> None:

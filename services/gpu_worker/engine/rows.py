@@ -98,6 +98,8 @@ class Task:
     frames: int = 1
     """Frames of the clip; 1: an image."""
     negative_prompt: str = ""
+    text_owner: str = ""
+    """Scope key of the callers for whom the prompts' encodings may be kept (shared.domain.cached)."""
     prompted_from: int = 0
     """Steps of T before which the run does not see its prompt."""
     start: Start = field(default_factory=FromNoise)

@@ -48,7 +48,7 @@ class NoopFamily:
     def sampler_named(self, name: str) -> Sampler:
         return make_sampler(name, self.card.scheduler_config)
 
-    def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptEncoding:
+    def encode_prompt(self, prompt: str, *, negative: bool = False, owner: str = "") -> PromptEncoding:
         return self._nothing
 
     def forget_prompts(self) -> None:

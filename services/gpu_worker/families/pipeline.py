@@ -103,7 +103,7 @@ class PipelineFamily(ABC):
         self.sampler_named = cache(partial(self._make_sampler, config))
         self.sampler = self.sampler_named(card.sampler)
         self._batch_invariant = min(batch_invariant, 1) if self.slots_differ else batch_invariant
-        self._encode = lru_cache(maxsize=prompts_kept)(self._encode_prompt)
+        self._encode = lru_cache(maxsize=prompts_kept)(self._encode_for)
         self._scale, self._shift = self._normal_latents()
         if card.dtype == "float16" and getattr(pipeline.vae.config, "force_upcast", False):
             pipeline.vae.to(torch.float32)  # SDXL's VAE overflows in half precision
@@ -189,8 +189,13 @@ class PipelineFamily(ABC):
         eta = self.card.eta if name == self.card.sampler else 0.0
         return make_sampler(name, config, eta=eta, patch=self._patch)
 
-    def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptEncoding:
-        return self._encode(prompt, negative)
+    def encode_prompt(self, prompt: str, *, negative: bool = False, owner: str = "") -> PromptEncoding:
+        # everybody's guided requests share the empty prompt, which tells nothing
+        return self._encode(prompt, negative, owner if prompt else "")
+
+    def _encode_for(self, prompt: str, negative: bool, owner: str) -> PromptEncoding:
+        """owner: part of the cache's key alone."""
+        return self._encode_prompt(prompt, negative)
 
     def forget_prompts(self) -> None:
         self._encode.cache_clear()

@@ -7,7 +7,7 @@ from typing import Any
 from services.gpu_worker.engine.rows import FromNoise, FromPicture, FromState, Kept, Pixels, Start, Task
 from services.gpu_worker.jobs.codecs import decode_masked_png, decode_png, decode_state, fitted, noises_of
 from shared.domain.errors import BlobCorruptError, ModelError
-from shared.domain.types import Lead, Plan, PlanSource, Request, Size, Upload
+from shared.domain.types import Lead, Plan, PlanSource, Request, Size, Upload, text_owner
 
 
 def start_of(plan: Plan, blob: bytes | None, size: Size, base: bytes = b"") -> Start:
@@ -40,6 +40,7 @@ def task_of(task_id: str, request: Request, plan: Plan, start: Start, **ride: An
         model=plan.model,
         prompt=request.prompt,
         negative_prompt=request.negative_prompt,
+        text_owner=text_owner(request),
         size=request.size,
         frames=request.frames,
         steps=plan.run_steps(request.steps),

@@ -47,6 +47,14 @@ class Tenants(Section):
         description="Tenants that start from public entries of others, and whose keys with the role `publisher` may "
         "write such entries; `*` for all. Names separated by commas.",
     )
+    public_crowd: int = Field(
+        1,
+        ge=1,
+        le=100,
+        description="Other tenants that must have public entries at least as similar to a request as the one it starts "
+        "from. 1: its own tenant is enough. A larger value hides what a single tenant sent, lets a single tenant plant "
+        "nothing, and finds fewer entries.",
+    )
     tenant_limits: dict[Annotated[str, Field(pattern=rf"^(\*|{NAME.pattern})$")], TenantLimits] = Field(
         {},
         description="What one tenant may take, by its name; `*` is for every tenant, and a tenant's own limits replace "
@@ -58,6 +66,10 @@ class Tenants(Section):
     def shares(self, tenant: str) -> bool:
         """Return whether the tenant shares public entries with others."""
         return EVERY in self.public_tenants or tenant in self.public_tenants
+
+    def crowd(self, tenant: str) -> int:
+        """Return `public_crowd` for a tenant that shares public entries; 1 for the others, which see none."""
+        return self.public_crowd if self.shares(tenant) else 1
 
     def limits_of(self, tenant: str) -> TenantLimits:
         if not self.tenant_limits:

@@ -71,6 +71,22 @@ async def test_a_text_is_encoded_once(settings: Settings, clip_folder: Path, mon
         assert batches == [["a cube"]]
 
 
+async def test_a_text_is_encoded_again_for_another_caller(
+    settings: Settings, clip_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seconds of the first stage told a caller whether any other one, of any tenant, had sent the same prompt."""
+    async with house(settings, clip_folder) as (service, stub):
+        batches = watched(service, monkeypatch)
+        asks = [pb.EmbedTextRequest(texts=["a cube"], owner=owner) for owner in ("tenant:a", "private:a:ada")]
+        answers = [await rpc.call(stub.EmbedText, ask, timeout_s=10) for ask in (*asks, *asks)]
+        assert [answer.encode_s > 0 for answer in answers] == [True, True, False, False]
+        calls = (
+            stub.EmbedText(pb.EmbedTextRequest(texts=["a fox"], owner=f"tenant:{i}"), timeout=10) for i in range(3)
+        )
+        await asyncio.gather(*calls)
+        assert sorted(text for batch in batches for text in batch) == ["a cube", "a cube", "a fox", "a fox", "a fox"]
+
+
 @pytest.mark.parametrize(("kept", "again"), [(2, ["a ball"]), (0, ["a cube", "a fox", "a ball"])])
 async def test_the_text_that_was_not_asked_for_longest_is_encoded_again(
     settings: Settings, clip_folder: Path, monkeypatch: pytest.MonkeyPatch, kept: int, again: list[str]

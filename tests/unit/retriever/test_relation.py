@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from services.retriever.variety import Variety
 from shared.domain.exact_repeats import entry_of
 from shared.domain.plan_rules import degrade
 from shared.domain.types import (
+    CacheMode,
     Entry,
     Hit,
     Job,
@@ -27,6 +29,7 @@ from shared.domain.types import (
     Relation,
     Request,
     Result,
+    Scope,
     Variation,
 )
 from tests.unit.retriever.test_planning import COMPAT, entry, request, rules
@@ -225,12 +228,47 @@ def test_a_window_counts_what_it_holds(moves: list[tuple[int, bool, bool]]) -> N
         if gone:
             window.remove(f"i{number}")
         else:
-            window.add(f"i{number}", Image(("t", f"u{number % 2}"), b"p", number, f"r{number % 3}"), older=older)
+            image = Image(("t", f"u{number % 2}"), b"p", number, f"r{number % 3}", shared=number < 7)
+            window.add(f"i{number}", image, older=older)
         assert len(window) <= 4
-        held = [image for image in (window.get(f"i{n}") for n in range(10)) if image is not None]
+        held = [image for image in (window.get(f"i{n}") for n in range(10)) if image is not None and image.shared]
         for n in range(3):
             assert window.counts["root", "t", f"r{n}"] == sum(image.root == f"r{n}" for image in held)
-    assert window.counts["t",] == len(window)
+        assert window.counts["images", "t"] == len(held)
+        for n in range(2):
+            assert window.counts["images", "t", f"u{n}"] == sum(image.owner[1] == f"u{n}" for image in held)
+
+
+@pytest.mark.parametrize("hidden", [{"scope": Scope.PRIVATE}, {"cache": CacheMode.OFF}])
+def test_nothing_of_a_plan_changes_with_what_others_keep_to_themselves(hidden: dict[str, Any]) -> None:
+    """A colleague planted an image, and read in later plans whether a private image of a prompt started from it."""
+    planted = by("eve", "r", "a fox in the snow")
+    seen, secret = Seen(), request(prompt="a fox at dusk", user="ada", seed=4, **hidden)
+    seen.note([planted])
+    cached(seen, 60)
+    probes = [
+        request(prompt=prompt, user=user, seed=9, variation=variation)
+        for prompt in (secret.prompt, "a fox")
+        for user in ("bob", "eve")
+        for variation in Variation
+    ]
+    before = [plan(probe, [(0.9, planted)], seen, share=0.05) for probe in probes]
+    started = plan(secret, [(0.9, planted)], seen, share=0.05)
+    assert started.entry_id == "r"
+    seen.planned(secret, started)
+    if "scope" in hidden:
+        seen.note([replace(by("ada", "p", secret.prompt, root="r", seed=4), scope=Scope.PRIVATE)])
+    assert [plan(probe, [(0.9, planted)], seen, share=0.05) for probe in probes] == before
+    assert [seen.asked_before(probe) for probe in probes] == [False] * len(probes)
+
+
+def test_a_private_root_does_not_confirm_its_prompt() -> None:
+    """A shared image that grew from a private one refused requests of the private one's words, and said why."""
+    seen, shared = Seen(), by("ada", "d", "a wolf", root="p", seed=5)
+    seen.note([replace(by("ada", "p", "a fox", seed=4), scope=Scope.PRIVATE), shared])
+    asked = request(prompt="a fox", user="bob", seed=9)
+    assert plan(asked, [(0.9, shared)], seen).entry_id == "d"
+    assert plan(replace(asked, user="ada"), [(0.9, shared)], seen).source is PlanSource.NOISE
 
 
 def test_equal_candidates_are_drawn_by_the_seed() -> None:

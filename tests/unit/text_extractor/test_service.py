@@ -66,6 +66,8 @@ async def test_a_prompt_is_extracted_once(settings: Settings, kept: int, calls: 
         for _ in range(2):
             await rpc.call(stub.Extract, pb.ExtractRequest(prompts=[FOX]), timeout_s=10)
         assert seen == calls
+        await rpc.call(stub.Extract, pb.ExtractRequest(prompts=[FOX], owner="tenant:b"), timeout_s=10)
+        assert seen == [*calls, [FOX]]  # another caller must not learn from the time that somebody asked before
 
 
 async def test_an_answer_that_comes_too_late_is_there_for_the_next(settings: Settings) -> None:
