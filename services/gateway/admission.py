@@ -1,5 +1,5 @@
-"""Admission: refuse a job when the queue or the disk is full, or its tenant's share of the queue, with a delay after
-which to retry (docs/architecture.md, Delivery rules; docs/adr/0029-fair-shares.md)."""
+"""Admission: refuse a job when the queue is full, or its tenant's share of it, with a delay after which to retry
+(docs/architecture.md, Delivery rules; docs/adr/0029-fair-shares.md)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 
 from shared.catalog.jobs.checks import CHECKS
-from shared.domain.errors import OverloadedError, StorageFullError
+from shared.domain.errors import OverloadedError
 
 _MIN_DELAY_S, _MAX_DELAY_S, _UNKNOWN_DELAY_S = 0.1, 60.0, 1.0
 _FAR_S = 10.0
@@ -16,8 +16,6 @@ _FAR_S = 10.0
 back."""
 MOST_SENT_AWAY = 1000
 """Tenants whose refused clients have places reserved."""
-
-BROKER_FULL = "the message broker's disk or memory is full"
 
 
 class FinishRate:
@@ -66,22 +64,6 @@ class RetryAfter:
         delay_s = max(first_s, min(turn_s, _FAR_S))
         self._last_at = now + delay_s
         return delay_s
-
-
-def check_disk(free_bytes: int, min_free_bytes: int) -> None:
-    """Raise StorageFullError when the disk has no room to store another job's results."""
-    if free_bytes < min_free_bytes:
-        raise StorageFullError(
-            f"the data directory's disk has {free_bytes >> 20} MiB left; min_free_bytes needs "
-            f"{min_free_bytes >> 20} MiB; free some space",
-            retry_after_s=30.0,
-        )
-
-
-def check_broker(full: str) -> None:
-    """Raise StorageFullError when the broker takes no tasks; full: why, empty if it takes some."""
-    if full:
-        raise StorageFullError(f"{full}; free some there", retry_after_s=30.0, outside=BROKER_FULL)
 
 
 class QueueLength:

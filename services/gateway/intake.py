@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from protos import common_pb2 as pb
-from services.gateway.admission import Admission, check_broker, check_disk
+from services.gateway.admission import Admission
 from services.gateway.caller import Caller
 from services.gateway.finish import Fleet, Standalones, fleet_of
 from services.gateway.forecasts import Predictor
 from services.gateway.lookup import Lookup, Planned
+from services.gateway.obstacles import Obstacles
 from services.gateway.roster import Roster
 from services.gateway.served_models import Models
 from services.gateway.sweeper import Confirmer
@@ -29,8 +29,6 @@ from shared.domain.errors import (
     BlobCorruptError,
     BlobMissingError,
     ConfigurationError,
-    StorageFullError,
-    UnavailableError,
 )
 from shared.domain.exact_repeats import exact_key, repeat_result
 from shared.domain.messages import JobQueued, StateLost, StateUsed, refine_lane
@@ -40,10 +38,6 @@ from shared.models import ModelCard
 from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
 from shared.service.dispatch import dispatch
-
-
-class NobodyAbleError(UnavailableError):
-    """No worker can run the model, so the job would wait until an operator acts."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +74,7 @@ class Intake:
         rows = context.backends.catalog.jobs
         self.admission = Admission(context.settings.max_queued, rows.queued_by_tenant)
         self._tenants = TenantUse(context.settings.limits_of, rows.taken)
-        scheme, _, folder = context.settings.blobs_url.partition(":")
-        self._local_disk = folder if scheme == "file" else ""
+        self._obstacles = Obstacles(context, roster)
         # batches end well before the next sweep, and are rare, so few coincide with generating or storing an image
         self._confirmer = Confirmer(context.backends.catalog, every_s=min(1.0, context.settings.sweep_s / 10))
 
@@ -184,17 +177,17 @@ class Intake:
         """Admit and plan the images of a request, with the warnings `said`; return each job, its plan, and the image of
         each exact repeat, which needs neither disk space nor a worker. The caller must write the jobs' rows and call
         `_arrived`. Raises OverloadedError, NobodyAbleError and StorageFullError."""
-        undrawable = self._undrawable(card)
-        if undrawable is not None and not _may_repeat(requests[0]):
-            raise undrawable
+        obstacle = self._obstacles.of(card.name)
+        if obstacle is not None and not _may_repeat(requests[0]):
+            raise obstacle
         await self.admission.admit(requests[0].tenant, len(requests), self._clock.monotonic())
         try:
             await self._tenants.admit(*_taken_by(requests))
             ahead = await self._predictor.ahead(requests[0], card)
             planned = await self._lookup.plan(requests, card, ahead=ahead, warnings=said)
             pictures = [await self._stored_picture(one) for one in planned]
-            if undrawable is not None and not all(pictures):
-                raise undrawable
+            if obstacle is not None and not all(pictures):
+                raise obstacle
             images = zip(job_ids, planned, pictures, strict=True)
             jobs = [self._job(job_id, one, picture) for job_id, one, picture in images]
             jobs = await self._predictor.predicted(jobs, ahead, refuse=self._settings.refuse_late)
@@ -206,20 +199,6 @@ class Intake:
     def _arrived(self, requests: Sequence[Request]) -> None:
         self.admission.arrived(requests[0].tenant, len(requests))
         self._tenants.arrived(*_taken_by(requests))
-
-    def _undrawable(self, card: ModelCard) -> NobodyAbleError | StorageFullError | None:
-        """Return the reason why no image of this model can be generated now; None when there is none."""
-        if card.name in self._roster.unable(self._clock.monotonic()):
-            why = "no worker could load it, or has it in its settings"
-            said = f"model {card.name!r}: {why}; ask for another, or read the workers' logs for why"
-            return NobodyAbleError(said, retry_after_s=30.0)  # as for a full disk: an operator must act first
-        try:
-            if self._local_disk:
-                check_disk(shutil.disk_usage(self._local_disk).free, self._settings.min_free_bytes)
-            check_broker(self._backends.bus.full)
-        except StorageFullError as error:
-            return error
-        return None
 
     async def _stored_picture(self, planned: Planned) -> bytes:
         """Return the image of an exact repeat. A request whose image cannot be read in time is planned again, without

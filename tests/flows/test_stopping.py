@@ -197,10 +197,9 @@ async def test_an_exact_repeat_needs_neither_room_nor_a_worker(
     async with house(make(large="noop:")) as it:
         first = await it.generate("a red fox", seed=7)
         gateway = next(service for service in it.process.services if isinstance(service, GatewayService))
-        full = it.process.context.settings.model_copy(update={"min_free_bytes": 2**60})
         refusal: tuple[type[AfterimageError], str] = StorageFullError, "min_free_bytes"
         if what == "the disk is full":
-            monkeypatch.setattr(gateway._intake, "_settings", full)
+            monkeypatch.setattr(gateway._intake._obstacles, "_min_free_bytes", 2**60)
         else:
             monkeypatch.setattr(gateway._roster, "unable", lambda now: {"noop"})
             refusal = UnavailableError, "'noop': no worker could load it"

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from load.arrivals import poisson
-from services.gateway.admission import Admission, FinishRate, QueueLength, RetryAfter, check_disk, retry_delay_s
+from services.gateway.admission import Admission, FinishRate, QueueLength, RetryAfter, retry_delay_s
+from services.gateway.obstacles import full_disk
 from shared.catalog.jobs.checks import CHECKS
-from shared.domain.errors import OverloadedError, StorageFullError
+from shared.domain.errors import OverloadedError
 
 
 def door(max_queued: int, waiting: dict[str, int]) -> Admission:
@@ -199,8 +200,6 @@ def test_a_count_keeps_longer_while_the_queue_is_far_from_full_and_never_refuses
     assert queue.stale(20.0, limit=10)
 
 
-def test_a_full_disk_is_refused_with_a_delay() -> None:
-    check_disk(100, 100)
-    with pytest.raises(StorageFullError, match="min_free_bytes") as caught:
-        check_disk(99, 100)
-    assert caught.value.retry_after_s
+def test_a_full_disk_is_named_with_its_limit() -> None:
+    assert not full_disk(100, 100)
+    assert full_disk(99 << 20, 100 << 20).startswith("the data directory's disk has 99 MiB left; min_free_bytes needs")
