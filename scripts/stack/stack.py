@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -82,7 +82,7 @@ def missing(environment: Mapping[str, str]) -> list[str]:
 class Stack:
     """Servers and services of one stack, by name: a server (`postgresql`) or a replica (`gpu_worker-2`, from 1)."""
 
-    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    options: Mapping[str, Mapping[str, Any]] = {}
     """Further arguments of a server's start, by its name; a subclass may have some."""
 
     def __init__(self, folder: Path, *, replicas: Mapping[str, int] | None = None, settings: Mapping[str, Any] = {}):

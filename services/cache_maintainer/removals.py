@@ -133,18 +133,21 @@ class Removals(CacheIndex):
             await self._evict(self.held.make_room(self._clock.now()))
 
     async def keep_limits(self, settings: Tenants) -> None:
-        """Evict what was used longest ago of each tenant that has more in the cache than its `cache_bytes`."""
+        """Evict the least recently used of each tenant that has more in the cache than its `cache_bytes`."""
         if all(one.cache_bytes is None for one in settings.tenant_limits.values()):
             return
-        async with self._lock:
-            entries = self._backends.catalog.entries
-            for tenant, size in (await entries.bytes_by_tenant()).items():
-                most = settings.limits_of(tenant).cache_bytes
-                if most is not None and size > most:
-                    victims = await entries.longest_unused(tenant, size - most)
+        entries = self._backends.catalog.entries
+        for tenant, size in (await entries.bytes_by_tenant()).items():
+            most = settings.limits_of(tenant).cache_bytes
+            while most is not None and size > most:
+                async with self._lock:
+                    victims = await entries.least_recently_used(tenant, size - most)
                     for state in victims:
                         self.held.take(state)
                     await self._evict(victims)
+                if not victims:
+                    break
+                size -= sum(state.bytes for state in victims)
 
     async def purge(self, wanted: Callable[[Entry], bool]) -> Removed:
         """Remove whole entries at once, with leftovers of their jobs' failed attempts; images that a job names stay."""

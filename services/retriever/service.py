@@ -139,7 +139,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             raise InvalidRequestError("vector", "must be there")
         if not 1 <= request.limit <= MOST_NEAREST:
             raise InvalidRequestError("limit", f"must be from 1 to {MOST_NEAREST}", request.limit)
-        owners = visible_owners(request.tenant, request.user, public=self._settings.shares(request.tenant))
+        owners = visible_owners(request.tenant, request.user, public=False)  # the console shows nobody else's
         where = IndexFilter(owners=owners, encoder_hash=request.encoder_hash)
         hits = await self._backends.index.search("whole", vector, where, request.limit)
         return pb.NearestResponse(hits=[pb.Neighbour(entry_id=one.entry_id, similarity=one.similarity) for one in hits])

@@ -42,4 +42,4 @@ def _granted(connection: sa.Connection, name: str, role: str, password: str, tab
         f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {own}",
         *(f"GRANT {privileges} ON {quoted(table)} TO {own}" for table, privileges in tables.items()),
     ):
-        connection.exec_driver_sql(statement.replace("%", "%%"))
+        connection.exec_driver_sql(statement)

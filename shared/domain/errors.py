@@ -107,9 +107,10 @@ class LateError(OverloadedError):
 
 
 class RateLimitError(OverloadedError):
-    """This API key sends more calls than its rate allows.
+    """This API key or its tenant sends more calls, or has more open, than its limit allows.
 
-    Send the request again after the retry delay. An operator makes keys with another rate (`afterimage keys create`).
+    Send the request again after the retry delay. An operator makes keys with another rate (`afterimage keys create`),
+    and sets the limits of tenants (`tenant_limits`).
     """
 
 

@@ -137,7 +137,7 @@ class Door(grpc.aio.ServerInterceptor):
         self._live: Mapping[str, ApiKey] = {}
         self._tokens, self._shown = tokens, dict[str, ApiKey]()
         ended = f"{AUTHORIZATION}: this key ended during the call; {_WHERE}"
-        self.calls = OpenCalls(ended, lambda tenant: settings.limits_of(tenant).calls)
+        self.calls = OpenCalls(ended, lambda tenant: settings.limits_of(tenant).calls, self._refused)
         self._of_keys, self._of_tenants = Buckets("key"), Buckets("tenant")
         self._unlogged, self._log_at = 0, 0.0
         self._audited, self._audit_at = 0, 0.0
@@ -174,10 +174,9 @@ class Door(grpc.aio.ServerInterceptor):
             for key in [*self._shown.values()]:
                 if key.expired(now):
                     del self._shown[key.id]
-            counted = ChainMap({**self._live}, self._shown)  # a token counts from its first call on
-            self.calls.keep(counted)
-        self._of_keys.keep(self._live)
-        self._of_tenants.keep({key.principal.tenant for key in counted.values()})
+            self.calls.keep(ChainMap({**self._live}, self._shown))  # a token counts from its first call on
+        for buckets in (self._of_keys, self._of_tenants):
+            buckets.tidy(time.monotonic())
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -242,8 +241,11 @@ class Door(grpc.aio.ServerInterceptor):
 
     def _take(self, key: ApiKey) -> None:
         now, tenant = time.monotonic(), key.principal.tenant
+        rate = self._settings.limits_of(tenant).rate
+        self._of_tenants.check(tenant, rate, now)  # what the tenant's rate refuses costs the key nothing
+        self._of_keys.check(key.id, key.rate, now)
         self._of_keys.take(key.id, key.rate, now)
-        self._of_tenants.take(tenant, self._settings.limits_of(tenant).rate, now)
+        self._of_tenants.take(tenant, rate, now)
 
     def live(self, key_id: str) -> ApiKey | None:
         """Return the key with this id; None for one that is unknown, revoked or expired."""

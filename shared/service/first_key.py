@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 from shared.catalog import Keys
+from shared.domain.errors import ConfigurationError
 from shared.domain.identity import BOOTSTRAP, ApiKey, Role, digest, issued, parsed, principal_of
 from shared.runtime.audit import record
 from shared.runtime.datadir import OTHERS, private_file, private_folder, private_opener
@@ -39,7 +40,13 @@ async def make_first_key(keys: Keys, folder: Path) -> None:
         log("door").warning("no bootstrap key", why=str(error), do="run `afterimage keys create`")
         return
     key = ApiKey(BOOTSTRAP, digest(text.partition(".")[2]), who)
-    if await keys.add_first(key):
+    try:
+        first = await keys.add_first(key)
+    except ConfigurationError as error:  # the catalog's user may not make keys
+        await asyncio.to_thread(path.unlink)
+        log("door").warning("no bootstrap key", why=str(error), do="run `afterimage keys create` as an administrator")
+        return
+    if first:
         log("door").warning("made the first key, with every role", file=str(path), do="read it, then delete the file")
         record(folder, actor="local:start", action="keys create", target=key.id)
     else:  # another replica was first

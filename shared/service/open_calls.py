@@ -24,11 +24,16 @@ _REFUSALS = (PermissionDeniedError, RateLimitError, UnauthenticatedError)
 class OpenCalls:
     """The tasks of running calls, by the id of their key."""
 
-    def __init__(self, ended: str, most: Callable[[str], int | None] = lambda tenant: None) -> None:
+    def __init__(
+        self,
+        ended: str,
+        most: Callable[[str], int | None] = lambda tenant: None,
+        refused: Callable[[RateLimitError, str], None] = lambda error, call: None,
+    ) -> None:
         """ended: what a caller reads whose key ended during its call; most: returns a tenant's calls that may be open
-        at once."""
+        at once; refused: hears of the calls beyond."""
         self._ended, self._tasks = ended, defaultdict[str, set[asyncio.Task[Any]]](set)
-        self._most, self._open = most, Counter[str]()
+        self._most, self._refused, self._open = most, refused, Counter[str]()
         self._stopped = set[asyncio.Task[Any]]()
         self._live: Mapping[str, ApiKey] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -73,7 +78,9 @@ class OpenCalls:
         most = self._most(tenant)
         if most is not None and self._open[tenant] >= most:
             said = f"this tenant has {most} calls open, which is its limit (tenant_limits); end one, and ask again"
-            raise RateLimitError(said, retry_after_s=1.0)
+            error = RateLimitError(said, retry_after_s=1.0)
+            self._refused(error, f"one of {tenant}")
+            raise error
         self._open[tenant] += 1
         self._tasks[key_id].add(task)
         try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-
 from shared.domain.errors import RateLimitError
 from shared.domain.identity import Rate
 
@@ -18,20 +16,20 @@ class Buckets:
         """whose: what the names are of, for the message."""
         self._whose, self._full_at = whose, dict[str, float]()
 
-    def take(self, name: str, rate: Rate | None, now: float) -> None:
-        """Take one token; none where there is no rate. Raises RateLimitError, with the seconds until there is one.
-
-        now: a monotonic time in s.
-        """
+    def check(self, name: str, rate: Rate | None, now: float) -> None:
+        """Raise RateLimitError, with the seconds until there is a token; now: a monotonic time in s."""
         if rate is None:
             return
-        full_at = max(self._full_at.get(name, now), now)
-        wait_s = full_at - now - (rate.burst - 1) / rate.per_s
+        wait_s = self._full_at.get(name, now) - now - (rate.burst - 1) / rate.per_s
         if wait_s > 1e-9:
             said = f"this {self._whose} sends more than its rate of {rate}; retry in {wait_s:.1f} s"
             raise RateLimitError(said, retry_after_s=wait_s)
-        self._full_at[name] = full_at + 1 / rate.per_s
 
-    def keep(self, names: Container[str]) -> None:
-        """Delete all other buckets."""
-        self._full_at = {name: at for name, at in self._full_at.items() if name in names}
+    def take(self, name: str, rate: Rate | None, now: float) -> None:
+        """Take one token, after `check`; none where there is no rate."""
+        if rate is not None:
+            self._full_at[name] = max(self._full_at.get(name, now), now) + 1 / rate.per_s
+
+    def tidy(self, now: float) -> None:
+        """Forget the buckets that are full again."""
+        self._full_at = {name: at for name, at in self._full_at.items() if at > now}

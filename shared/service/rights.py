@@ -21,12 +21,12 @@ _CHANGES, _ALL = "INSERT, UPDATE", "INSERT, UPDATE, DELETE"
 class Rights:
     """Rights of one service."""
 
+    queues: str
+    """Pattern of the queues that it declares and reads."""
     tables: Mapping[str, str] = field(default_factory=dict)
     """Table → privileges beside SELECT."""
-    queues: str = _OWN
-    """Pattern of the queues that it declares and reads."""
-    tells: tuple[type, ...] = ()
-    """Events that it publishes. It may hear all."""
+    publishes: tuple[type, ...] = ()
+    """Events that it publishes. It may receive all."""
     reads: tuple[str, ...] = ()
     """Prefixes of the blobs that it reads."""
     writes: tuple[str, ...] = ()
@@ -44,18 +44,16 @@ RIGHTS: dict[str, Rights | None] = {
     "embedder": None,
     "text_extractor": None,
     "gateway": Rights(
-        tables={"jobs": _CHANGES, "idempotency_keys": _ALL, "workers": "UPDATE, DELETE"},
+        tables={"jobs": _CHANGES, "idempotency_keys": _ALL},
         queues=_TASKS,
-        tells=(
+        publishes=(
             messages.JobQueued,
             messages.JobCancelled,
-            messages.JobSucceeded,
-            messages.JobFailed,
             messages.PreviewsRequested,
             messages.StateUsed,
             messages.StateLost,
         ),
-        reads=("pictures/", "uploads/", "states/", "masks/"),
+        reads=("pictures/",),
         writes=("uploads/",),
         deletes=("uploads/",),
     ),
@@ -64,7 +62,7 @@ RIGHTS: dict[str, Rights | None] = {
     "gpu_worker": Rights(
         tables={"jobs": "UPDATE", "captured": "INSERT", "workers": _ALL},
         queues=_TASKS,
-        tells=(
+        publishes=(
             messages.Progress,
             messages.JobSucceeded,
             messages.JobFailed,
@@ -75,29 +73,27 @@ RIGHTS: dict[str, Rights | None] = {
         ),
         reads=("states/", "pictures/", "checkpoints/", "masks/", "uploads/"),
         writes=("states/", "pictures/", "checkpoints/"),
-        deletes=("states/", "pictures/", "checkpoints/"),
+        deletes=("states/", "pictures/", "checkpoints/", "uploads/"),
     ),
     "segmenter": Rights(
-        tables={"jobs": "UPDATE"},
+        tables={"jobs": "UPDATE (unmasked)"},
         queues=_events_of("segmenter"),
-        tells=(messages.VideoSegmented,),
+        publishes=(messages.VideoSegmented,),
         reads=("pictures/", "masks/"),
         writes=("masks/",),
-        deletes=("masks/",),
     ),
     "cache_maintainer": Rights(
         tables={name: _ALL for name in TABLES if name not in ("api_keys", "workers", "identity")},
         queues=rf"({_events_of('cache_maintainer')}|{_LANES})",
-        tells=(messages.EntriesCached, messages.EntriesEvicted, messages.JobCancelled, messages.DataErased),
+        publishes=(messages.EntriesCached, messages.EntriesEvicted, messages.JobCancelled, messages.DataErased),
         reads=("",),
-        writes=("",),
         deletes=("",),
         index="write",
     ),
     "global_monitor": Rights(
         tables={"leases": _ALL},
         queues=_events_of("global_monitor"),
-        tells=(messages.WorkersAssigned,),
+        publishes=(messages.WorkersAssigned,),
     ),
 }
 """Rights by service; None: it uses no server."""

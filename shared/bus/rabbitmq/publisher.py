@@ -9,6 +9,7 @@ from typing import Any
 from aio_pika import DeliveryMode, ExchangeType, Message
 from aio_pika.abc import AbstractChannel, AbstractExchange
 from aio_pika.exceptions import ChannelPreconditionFailed, PublishError
+from aiormq.exceptions import ChannelAccessRefused
 
 from shared.bus.rabbitmq.channels import NOT_OURS
 from shared.bus.rabbitmq.declaring import Queues
@@ -105,6 +106,10 @@ class Publisher:
             except ChannelPreconditionFailed as error:
                 said = f"bus_url: {what} at {self.link.place} {NOT_OURS} ({error})"
                 raise ConfigurationError(said, outside=f"bus_url: {what} {NOT_OURS}") from error
+            except ChannelAccessRefused as error:
+                said = f"bus_url: the user may not use {what} at {self.link.place} ({error})"
+                hint = f"bus_url: the user may not use {what}"
+                raise ConfigurationError(said, outside=hint) from error
             except GONE as error:
                 if loop.time() >= until:
                     raise self.link.unavailable(last or error) from error

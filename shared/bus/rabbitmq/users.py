@@ -23,20 +23,20 @@ async def grant(url: str, api: str, user: str, password: str, queues: str, kinds
     """Make the user, or set its password, with exactly these rights; return its URL.
 
     url: of an administrator; api: address of the management API, as in http://host:15672. queues: pattern of the queues
-    that it declares and reads; kinds: of the events that it publishes, and it hears all. Raises ConfigurationError when
+    that it declares and reads; kinds: of the events that it publishes; it receives all. Raises ConfigurationError when
     the API refuses, and UnavailableError when it does not answer.
     """
     parts = urlsplit(url)
     host = quote(unquote(parts.path.removeprefix("/")) or "/", safe="")
     names = rf"{queues}|{FACTS}".replace(FACTS, FACTS.replace(".", r"\."))
-    told = "|".join(kinds)
+    publishes = "|".join(kinds)
     for path, body in (
         (f"users/{quote(user)}", {"password": password, "tags": ""}),
         (
             f"permissions/{host}/{quote(user)}",
             {"configure": rf"^({names})$", "write": rf"^({names}|{DEFAULT_EXCHANGE})$", "read": rf"^({names})$"},
         ),
-        (f"topic-permissions/{host}/{quote(user)}", {"exchange": FACTS, "write": rf"^({told})$", "read": ".*"}),
+        (f"topic-permissions/{host}/{quote(user)}", {"exchange": FACTS, "write": rf"^({publishes})$", "read": ".*"}),
     ):
         await asyncio.to_thread(_put, parts, f"{api.rstrip('/')}/api/{path}", body)
     return parts._replace(netloc=f"{quote(user)}:{quote(password)}@{parts.netloc.rpartition('@')[2]}").geturl()

@@ -26,6 +26,7 @@ PASSING = ("08", "25P03", "40", "53", "55P03", "57")
 Connection lost, idle too long, conflict with another transaction, out of a resource, lock timeout, server starting up
 or shutting down.
 """
+LACKING = ("42501",)
 REFUSED = ("28", "3D")
 """PostgreSQL error classes that need an operator: user or password rejected, no such database."""
 
@@ -108,6 +109,11 @@ def explain(error: sa.exc.DBAPIError | DriverError | sqlite3.Error, where: str) 
     if str(state or "").startswith(REFUSED):
         return ConfigurationError(
             f"catalog_url: {where} refused the connection ({said}); check user, password and database name",
+            outside="the catalog failed; its error is in the log",
+        )
+    if state in LACKING:
+        return ConfigurationError(
+            f"catalog_url: {where}: {said}; run `afterimage credentials` of this version, or use an administrator",
             outside="the catalog failed; its error is in the log",
         )
     if "unable to open" in said:

@@ -1,4 +1,4 @@
-"""What each tenant has in the cache, and which of it was used longest ago."""
+"""What each tenant has in the cache, and which of it is least recently used."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from shared.catalog.tables import entries, states
 from shared.domain.types import State
 
 e, s = entries.c, states.c
+AT_ONCE = 1000
+"""Entries that one read returns at most."""
 _JOINED = states.join(entries, e.id == s.entry_id)
 _STATE_BYTES = sa.select(e.tenant, sa.func.sum(s.bytes)).select_from(_JOINED).group_by(e.tenant)
 _MASK_BYTES = sa.select(e.tenant, sa.func.sum(e.mask_bytes)).where(e.mask_bytes > 0).group_by(e.tenant)
@@ -22,6 +24,7 @@ _BY_LAST_USE = (
     .where(e.tenant == sa.bindparam("of_tenant"), IS_READABLE)
     .group_by(e.id)
     .order_by(sa.func.max(s.used_at), e.id)
+    .limit(AT_ONCE)
 )
 
 
@@ -32,7 +35,7 @@ def _bytes_by_tenant(connection: sa.Connection) -> dict[str, int]:
     return dict(found)
 
 
-def _longest_unused(connection: sa.Connection, tenant: str, size: int) -> list[State]:
+def _least_recently_used(connection: sa.Connection, tenant: str, size: int) -> list[State]:
     chosen: list[Any] = []
     with connection.execute(_BY_LAST_USE, {"of_tenant": tenant}) as rows:
         for row in rows:
@@ -55,7 +58,7 @@ class OfTenants:
         """Return the bytes of each tenant's latents, images and masks that jobs can start from."""
         return await self._database.read(_bytes_by_tenant)
 
-    async def longest_unused(self, tenant: str, size: int) -> list[State]:
-        """Return all states of the tenant's entries that were used longest ago, of so many bytes at least if it has
-        them."""
-        return await self._database.read(_longest_unused, tenant, size)
+    async def least_recently_used(self, tenant: str, size: int) -> list[State]:
+        """Return all states of the tenant's least recently used entries, of so many bytes at least if AT_ONCE entries
+        have them."""
+        return await self._database.read(_least_recently_used, tenant, size)

@@ -13,10 +13,11 @@ from shared.index.weaviate.collection import FAMILY
 from shared.index.weaviate.connection import MEET_S, client_of
 
 
-async def grant(url: str, user: str, rights: Literal["read", "write"]) -> str:
-    """Make the user with a new key, and with these rights on the index's collections; return its URL.
+async def grant(url: str, user: str, key: str, rights: Literal["read", "write"]) -> str:
+    """Make the user with these rights on the index's collections; return its URL.
 
-    url: of an administrator. Raises ConfigurationError where the server has no users or roles.
+    url: of an administrator. key: that the user has and keeps; empty: it gets a new one. Raises
+    ConfigurationError where the server has no users or roles.
     """
     writes = rights == "write"
     collections = f"{FAMILY}*"
@@ -33,10 +34,10 @@ async def grant(url: str, user: str, rights: Literal["read", "write"]) -> str:
         if await client.roles.exists(role_name=user):
             await client.roles.delete(role_name=user)
         await client.roles.create(role_name=user, permissions=wanted)
-        if user in {one.user_id for one in await client.users.db.list_all()}:
-            key = await client.users.db.rotate_key(user_id=user)
-        else:
+        if user not in {one.user_id for one in await client.users.db.list_all()}:
             key = await client.users.db.create(user_id=user)
+        elif not key:
+            key = await client.users.db.rotate_key(user_id=user)
         await client.users.db.assign_roles(user_id=user, role_names=[user])
     except UnexpectedStatusCodeError as error:
         hint = "users and roles must be on: AUTHORIZATION_RBAC_ENABLED, AUTHENTICATION_DB_USERS_ENABLED"

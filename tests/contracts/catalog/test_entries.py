@@ -101,7 +101,7 @@ async def test_uses_count_and_only_move_forward(catalog: Catalog) -> None:
     assert unused == entry.states[1]
 
 
-async def test_what_a_tenant_used_longest_ago_is_chosen_by_whole_entries(catalog: Catalog) -> None:
+async def test_the_least_recently_used_of_a_tenant_is_chosen_by_whole_entries(catalog: Catalog) -> None:
     for entry_id in ("first", "second", "third", "other"):
         entry = an_entry(id=entry_id)
         tenant = "rival" if entry_id == "other" else "acme"
@@ -110,7 +110,7 @@ async def test_what_a_tenant_used_longest_ago_is_chosen_by_whole_entries(catalog
         await catalog.entries.used([(entry_id, 5, (await catalog.entries.get("third")).created_at + 9)])
     await catalog.entries.used([("first", 10, (await catalog.entries.get("third")).created_at + 10)])
     assert await catalog.entries.bytes_by_tenant() == {"acme": 3 * 128, "rival": 128}
-    chosen = [await catalog.entries.longest_unused("acme", size) for size in (1, 128, 129, 10**6)]
+    chosen = [await catalog.entries.least_recently_used("acme", size) for size in (1, 128, 129, 10**6)]
     named = [sorted({state.entry_id for state in states}) for states in chosen]
     assert named == [["third"], ["third"], ["second", "third"], ["first", "second", "third"]]
     assert [len(states) for states in chosen] == [2, 2, 4, 6]

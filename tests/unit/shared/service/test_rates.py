@@ -13,9 +13,10 @@ from shared.service.rates import Buckets
 
 def taken(buckets: Buckets, rate: Rate | None, now: float, name: str = "a") -> bool:
     try:
-        buckets.take(name, rate, now)
+        buckets.check(name, rate, now)
     except RateLimitError:
         return False
+    buckets.take(name, rate, now)
     return True
 
 
@@ -23,13 +24,15 @@ def test_a_burst_then_the_rate_and_each_key_for_itself() -> None:
     buckets, one = Buckets("key"), Rate(2.0, 3)
     assert [taken(buckets, one, 100.0) for _ in range(5)] == [True, True, True, False, False]
     with pytest.raises(RateLimitError, match=r"this key .* rate of 2/s, burst 3; retry in 0\.5 s") as refused:
-        buckets.take("a", one, 100.0)
+        buckets.check("a", one, 100.0)
     assert refused.value.retry_after_s == pytest.approx(0.5)
     assert taken(buckets, one, 100.0, "b")
     assert [taken(buckets, one, at) for at in (100.4, 100.5, 100.6, 101.0)] == [False, True, False, True]
     assert [taken(buckets, one, 200.0) for _ in range(4)] == [True, True, True, False]
-    buckets.keep(["b"])
-    assert taken(buckets, one, 200.0)
+    buckets.tidy(200.5)
+    assert not taken(buckets, one, 200.0), "a bucket that is not full stays"
+    buckets.tidy(201.5)
+    assert [taken(buckets, one, 201.5) for _ in range(4)] == [True, True, True, False]
     assert all(taken(buckets, None, 0.0) for _ in range(1000))
 
 
