@@ -43,9 +43,11 @@ def credentials(
     settings = settings_from()
     if settings.catalog_url.startswith("sqlite"):
         raise ConfigurationError("catalog_url: credentials are for the four servers; one process has a private folder")
-    if urlsplit(settings.bus_url).scheme == "amqps" and not rabbitmq_api.startswith("https:"):
-        raise InvalidRequestError("rabbitmq_api", "must be https://… where bus_url has TLS", rabbitmq_api)
-    asyncio.run(_made(settings, folder, rabbitmq_api or _api_of(settings.bus_url), prefix, rotate))
+    api, secure = rabbitmq_api or _api_of(settings.bus_url), urlsplit(settings.bus_url).scheme == "amqps"
+    if not api.startswith("https://" if secure else ("http://", "https://")):
+        rule = "must begin with https://, because bus_url has TLS" if secure else "must begin with http:// or https://"
+        raise InvalidRequestError("rabbitmq_api", rule, api)
+    asyncio.run(_made(settings, folder, api, prefix, rotate))
     typer.echo(f"wrote {', '.join(f'{service}.env' for service in RIGHTS)} to {folder}")
 
 
