@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
@@ -15,9 +15,9 @@ from services.cli.embedded import settings_from
 from shared.domain.errors import ConfigurationError, InvalidRequestError
 from shared.runtime.datadir import OWNER_FOLDER, private_folder, write_private
 from shared.runtime.settings import Settings
-from shared.service.backends import open_backends
-from shared.service.pairing import SEAL_KEY
-from shared.service.rights import RIGHTS, Rights
+
+if TYPE_CHECKING:
+    from shared.service.rights import Rights
 
 _URLS = ("catalog_url", "bus_url", "blobs_url", "index_url")
 
@@ -47,8 +47,8 @@ def credentials(
     if not api.startswith("https://" if secure else ("http://", "https://")):
         rule = "must begin with https://, because bus_url has TLS" if secure else "must begin with http:// or https://"
         raise InvalidRequestError("rabbitmq_api", rule, api)
-    asyncio.run(_made(settings, folder, api, prefix, rotate))
-    typer.echo(f"wrote {', '.join(f'{service}.env' for service in RIGHTS)} to {folder}")
+    made = asyncio.run(_made(settings, folder, api, prefix, rotate))
+    typer.echo(f"wrote {', '.join(made)} to {folder}")
 
 
 def _api_of(bus_url: str) -> str:
@@ -56,7 +56,11 @@ def _api_of(bus_url: str) -> str:
     return f"http://[{host}]:15672" if ":" in host else f"http://{host}:15672"
 
 
-async def _made(settings: Settings, folder: Path, api: str, prefix: str, rotate: bool) -> None:
+async def _made(settings: Settings, folder: Path, api: str, prefix: str, rotate: bool) -> list[str]:
+    """Write the files; return their names."""
+    from shared.service.backends import open_backends
+    from shared.service.rights import RIGHTS
+
     # makes what services without the rights to do so expect: tables, bucket, pairing and exchange
     await (await open_backends(settings)).close()
     private_folder(folder, OWNER_FOLDER)
@@ -68,6 +72,7 @@ async def _made(settings: Settings, folder: Path, api: str, prefix: str, rotate:
             found |= await _granted(settings, f"{prefix}_{service}", rights, api, before)
         lines = [f"AFTERIMAGE_{name.upper()}={url}\n" for name, url in found.items()]
         write_private(file, "".join(lines))
+    return [f"{service}.env" for service in RIGHTS]
 
 
 def _passwords(file: Path) -> dict[str, str]:
@@ -92,6 +97,7 @@ async def _granted(
     from shared.bus.rabbitmq import users as bus
     from shared.catalog import roles as catalog
     from shared.index.weaviate import users as index
+    from shared.service.pairing import SEAL_KEY
 
     password = before.get("catalog_url") or secrets.token_hex(24)
     kinds = [one.__name__ for one in rights.publishes]

@@ -1,4 +1,4 @@
-"""The limits of a tenant on its jobs that wait or run, and on their work (docs/adr/0029-fair-shares.md, Limits)."""
+"""The limits of a tenant on its jobs that wait or run, and on their work (docs/adr/0029-fair-shares.md)."""
 
 from __future__ import annotations
 
