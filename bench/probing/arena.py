@@ -44,7 +44,7 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """Whose entries an attack is after. shared: the attacker may start from them, so that the attack can succeed."""
+    """A border of the cache that an attack tries to cross. shared: there is none, so the attack can succeed."""
 
     name: str
     scope: Literal["private", "tenant", "public"]

@@ -83,7 +83,7 @@ async def membership(arena: Arena, case: Case, count: int, draw: random.Random) 
 
 
 async def timing(arena: Arena, case: Case, count: int, draw: random.Random) -> Rate:
-    """As membership, from times alone: the attacker generates the prompt without writing to the cache, and measures
+    """Test membership from times alone: the attacker generates the prompt without writing to the cache, and measures
     how long the call took. The stages' seconds that the answer states count, too. Chance: 50 %."""
     trials, client = list[Trial](), arena.clients[case.attacker]
 

@@ -1,4 +1,4 @@
-"""How an attacker guesses from what it observes, and how often it is right."""
+"""Guesses of an attacker from what it observes, and their rate of success."""
 
 from __future__ import annotations
 

@@ -82,9 +82,6 @@ def missing(environment: Mapping[str, str]) -> list[str]:
 class Stack:
     """Servers and services of one stack, by name: a server (`postgresql`) or a replica (`gpu_worker-2`, from 1)."""
 
-    options: Mapping[str, Mapping[str, Any]] = {}
-    """Further arguments of a server's start, by its name; a subclass may have some."""
-
     def __init__(self, folder: Path, *, replicas: Mapping[str, int] | None = None, settings: Mapping[str, Any] = {}):
         """settings: settings of every service, by name; a URL among them names a server that already runs."""
         self.folder = folder.absolute()
@@ -148,15 +145,17 @@ class Stack:
         known = {**os.environ, **self._settings}
         wanted = [name for port in PORTS if not known.get(variable(port.setting)) and (name := program_for(port))]
         with ThreadPoolExecutor(len(PORTS)) as pool:
-            started = [
-                pool.submit(_module(name).start, self.folder / name, self.host(name), **self.options.get(name, {}))
-                for name in wanted
-            ]
+            started = [pool.submit(self.start_server, name) for name in wanted]
             for name, server in zip(wanted, started, strict=True):
                 if server.exception() is None:
                     self.processes[name] = server.result()
         for server in started:
             server.result()  # raises the error of the first failed server
+
+    def start_server(self, name: str) -> Server:
+        """Start one server; a subclass may start it otherwise."""
+        server: Server = _module(name).start(self.folder / name, self.host(name))
+        return server
 
     def start_services(self) -> None:
         names = [f"{service}-{at + 1}" for service in SERVICES for at in range(self._replicas[service])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -33,7 +33,7 @@ class OpenCalls:
         """ended: what a caller reads whose key ended during its call; most: returns a tenant's calls that may be open
         at once; refused: hears of the calls beyond."""
         self._ended, self._tasks = ended, defaultdict[str, set[asyncio.Task[Any]]](set)
-        self._most, self._refused, self._open = most, refused, Counter[str]()
+        self._most, self._refused = most, refused
         self._stopped = set[asyncio.Task[Any]]()
         self._live: Mapping[str, ApiKey] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -74,14 +74,7 @@ class OpenCalls:
         """
         task = asyncio.current_task()
         assert task is not None
-        tenant = self._live[key_id].principal.tenant if key_id in self._live else ""
-        most = self._most(tenant)
-        if most is not None and self._open[tenant] >= most:
-            said = f"this tenant has {most} calls open, which is its limit (tenant_limits); end one, and ask again"
-            error = RateLimitError(said, retry_after_s=1.0)
-            self._refused(error, f"one of {tenant}")
-            raise error
-        self._open[tenant] += 1
+        self._check(key_id)
         self._tasks[key_id].add(task)
         try:
             yield
@@ -95,9 +88,21 @@ class OpenCalls:
             self._tasks[key_id].discard(task)
             if not self._tasks[key_id]:
                 del self._tasks[key_id]
-            self._open[tenant] -= 1
-            if not self._open[tenant]:
-                del self._open[tenant]
+
+    def _check(self, key_id: str) -> None:
+        """Raise RateLimitError if the key's tenant has as many calls open as it may."""
+        tenant = self._tenant_of(key_id)
+        if (most := self._most(tenant)) is None:
+            return
+        if sum(len(tasks) for other, tasks in self._tasks.items() if self._tenant_of(other) == tenant) >= most:
+            said = f"this tenant has {most} calls open, which is its limit (tenant_limits); end one, and ask again"
+            error = RateLimitError(said, retry_after_s=1.0)
+            self._refused(error, f"one of {tenant}")
+            raise error
+
+    def _tenant_of(self, key_id: str) -> str:
+        key = self._live.get(key_id)
+        return "" if key is None else key.principal.tenant
 
 
 def within(entered: Within, handler: Any) -> Any:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from shared.bus.rabbitmq.queues import DEAD_LETTERS, FACTS
+from shared.bus.rabbitmq.queues import DEAD_LETTERS, facts_queue
 from shared.catalog.roles import TABLES
 from shared.domain import messages
 
 _LANES = r"generate\.[^/]*"
-_DEAD = DEAD_LETTERS.name.replace(".", r"\.")
+_DEAD = re.escape(DEAD_LETTERS.name)
 _OWN = r"amq\.gen-.*"
 """Names that RabbitMQ gives to the queues of one process."""
 _CHANGES, _ALL = "INSERT, UPDATE", "INSERT, UPDATE, DELETE"
@@ -35,8 +36,7 @@ class Rights:
 
 
 def _events_of(name: str) -> str:
-    shared = rf"{FACTS}.{name}".replace(".", r"\.")
-    return rf"({_OWN}|{shared}.*|{_DEAD}.*)"
+    return rf"({_OWN}|{re.escape(facts_queue(name).name)}.*|{_DEAD}.*)"
 
 
 _TASKS = rf"({_OWN}|{_LANES}|{_DEAD}.*)"

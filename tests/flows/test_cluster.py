@@ -10,7 +10,6 @@ import hashlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -22,14 +21,13 @@ from protos import gateway_pb2
 from protos import global_monitor_pb2 as monitor_pb2
 from protos.global_monitor_pb2_grpc import GlobalMonitorServiceStub
 from scripts.stack import postgresql, rabbitmq, weaviate
-from scripts.stack.servers import free_port
 from scripts.stack.stack import PORTS, Stack, missing, variable
 from services.cli.connection import channel_to
 from services.cli.doctor.command import examine
 from services.cli.doctor.findings import Verdict
 from services.gpu_worker.families import Family, load_family
 from services.gpu_worker.jobs.codecs import decode_png, encode_png
-from shared.client import Accepted, AsyncClient, Picture, Progress
+from shared.client import AsyncClient, Picture
 from shared.domain.errors import (
     CancelledError,
     ConfigurationError,
@@ -48,44 +46,20 @@ from shared.service.backends import Backends, open_backends
 from tests import tiny, tiny_clips
 from tests.conftest import ROOT
 from tests.contracts.servers import REQUIRED, folder
-from tests.faults.cluster import SlowStack
-from tests.forking import ForkedStack
+from tests.flows.cluster import LIMIT_S, ClusterStack, Watched
 from tests.redraw import redraw
 
 LONG = 200
 """Steps of a job in whose middle something is done to it: a few seconds, more on a busy machine."""
 CLIP_STEPS = 60
-LIMIT_S = 240.0
 EVERY = 10
 """Steps between two checkpoints."""
 LEASE_S = 6.0
 NEEDED = {"postgresql": postgresql, "rabbitmq": rabbitmq, "weaviate": weaviate}
 
 
-class ClusterStack(ForkedStack, SlowStack):
-    """Long jobs take their time, but not the processor's. With MinIO, each service has credentials of its own."""
-
-    step_ms = 10.0
-    api_port = 0
-
-    def start_servers(self) -> None:
-        self.api_port = free_port()
-        self.options = {"rabbitmq": {"api_port": self.api_port}}
-        super().start_servers()
-        if "minio" in self.processes:
-            command = [sys.executable, "-m", "services", "credentials", str(self.folder / "credentials")]
-            command += ["--rabbitmq-api", f"http://127.0.0.1:{self.api_port}"]
-            subprocess.run(command, cwd=ROOT, env={**os.environ, **self.environment}, check=True)
-
-    def own(self, name: str) -> dict[str, str]:
-        if "minio" not in self.processes:
-            return {}
-        lines = (self.folder / "credentials" / f"{name.rpartition('-')[0]}.env").read_text().splitlines()
-        return dict(line.split("=", 1) for line in lines)
-
-
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterStack]:
     if said := missing(os.environ):
         required = any(name in REQUIRED and module.find() is None for name, module in NEEDED.items())
         (pytest.fail if required else pytest.skip)("; ".join(said))
@@ -112,8 +86,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         "predictor": "always",
         "log_level": "warning",
     }
-    with ClusterStack(folder() / "cluster", replicas={"gateway": 2, "gpu_worker": 2}, settings=settings) as started:
-        yield started
+    made = ClusterStack(folder() / "cluster", replicas={"gateway": 2, "gpu_worker": 2}, settings=settings)
+    with made:
+        yield made
 
 
 @pytest.fixture
@@ -144,38 +119,6 @@ def family(stack: Stack) -> Family:
 def clip_family(stack: Stack) -> Family:
     """The workers' video model, in the test's own process."""
     return load_family(find_card(stack.environment["AFTERIMAGE_VIDEO"]), device="cpu", batch_invariant=2)
-
-
-class Watched:
-    """A call that waits for its picture, and what was heard meanwhile."""
-
-    def __init__(self, client: AsyncClient, prompt: str, **fields: Any) -> None:
-        self.job_id = ""
-        self.accepted, self.steps, self._news = asyncio.Event(), 0, asyncio.Event()
-        self.task = asyncio.create_task(self._watch(client, prompt, fields))
-
-    async def _watch(self, client: AsyncClient, prompt: str, fields: dict[str, Any]) -> Picture:
-        async for event in client.generate_stream(prompt, timeout_s=LIMIT_S, **fields):
-            match event:
-                case Accepted(job_id=job_id):
-                    self.job_id = job_id
-                    self.accepted.set()
-                case Progress(step=step):
-                    self.steps = max(self.steps, step)
-                    self._news.set()
-                case Picture():
-                    return event
-        raise AssertionError("the stream ended without a picture")
-
-    async def past(self, step: int) -> None:
-        """Until so many steps are behind it."""
-        async with asyncio.timeout(LIMIT_S):
-            while self.steps < step:
-                self._news.clear()
-                news = asyncio.create_task(self._news.wait())
-                await asyncio.wait([news, self.task], return_when=asyncio.FIRST_COMPLETED)
-                news.cancel()
-                assert not self.task.done(), f"it was done before anything could happen to it: {self.task}"
 
 
 async def _worker_of(stack: Stack, backends: Backends, job_id: str) -> str:
@@ -291,6 +234,15 @@ async def test_an_uploaded_image_is_gone_after_its_job(clients: list[AsyncClient
     async with asyncio.timeout(LIMIT_S):
         while [blob async for blob in backends.blobs.list("uploads/")]:
             await asyncio.sleep(0.1)
+
+
+async def test_credentials_made_again_keep_what_services_use(stack: ClusterStack, clients: list[AsyncClient]) -> None:
+    before = stack.own("gateway-1"), stack.own("retriever-1")
+    if not before[0]:
+        pytest.skip("the S3 server here is not MinIO, which has users")
+    await asyncio.to_thread(stack.make_credentials)
+    assert (stack.own("gateway-1"), stack.own("retriever-1")) == before
+    assert (await clients[0].generate("a red cube", steps=10, cache="off")).png
 
 
 async def test_a_service_can_do_no_more_than_its_code_does(stack: Stack) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import json
-import urllib.error
-import urllib.request
+import re
 from collections.abc import Sequence
-from typing import Any
 from urllib.parse import quote, unquote, urlsplit
+
+import httpx
 
 from shared.bus.rabbitmq.queues import FACTS
 from shared.domain.errors import ConfigurationError, UnavailableError
@@ -28,31 +25,23 @@ async def grant(url: str, api: str, user: str, password: str, queues: str, kinds
     """
     parts = urlsplit(url)
     host = quote(unquote(parts.path.removeprefix("/")) or "/", safe="")
-    names = rf"{queues}|{FACTS}".replace(FACTS, FACTS.replace(".", r"\."))
-    publishes = "|".join(kinds)
-    for path, body in (
-        (f"users/{quote(user)}", {"password": password, "tags": ""}),
-        (
-            f"permissions/{host}/{quote(user)}",
-            {"configure": rf"^({names})$", "write": rf"^({names}|{DEFAULT_EXCHANGE})$", "read": rf"^({names})$"},
-        ),
-        (f"topic-permissions/{host}/{quote(user)}", {"exchange": FACTS, "write": rf"^({publishes})$", "read": ".*"}),
-    ):
-        await asyncio.to_thread(_put, parts, f"{api.rstrip('/')}/api/{path}", body)
-    return parts._replace(netloc=f"{quote(user)}:{quote(password)}@{parts.netloc.rpartition('@')[2]}").geturl()
-
-
-def _put(parts: Any, address: str, body: dict[str, str]) -> None:
-    request = urllib.request.Request(address, json.dumps(body).encode(), method="PUT")
-    given = f"{unquote(parts.username or 'guest')}:{unquote(parts.password or 'guest')}"
-    request.add_header("authorization", f"Basic {base64.b64encode(given.encode()).decode()}")
-    request.add_header("content-type", "application/json")
+    names, publishes = rf"{queues}|{re.escape(FACTS)}", "|".join(kinds)
+    permissions = {"configure": f"^({names})$", "write": f"^({names}|{DEFAULT_EXCHANGE})$", "read": f"^({names})$"}
+    topics = {"exchange": FACTS, "write": f"^({publishes})$", "read": ".*"}
+    administrator = unquote(parts.username or "guest"), unquote(parts.password or "guest")
     try:
-        with urllib.request.urlopen(request, timeout=WAIT_S):
-            return
-    except urllib.error.HTTPError as error:
-        said = f"RabbitMQ's management refuses {address}: {error.code} {error.reason}"
-        raise ConfigurationError(f"rabbitmq_api: {said}") from error
-    except OSError as error:
-        said = f"RabbitMQ's management does not answer at {address} ({error})"
+        async with httpx.AsyncClient(auth=administrator, timeout=WAIT_S) as client:
+            for path, body in (
+                (f"users/{quote(user)}", {"password": password, "tags": ""}),
+                (f"permissions/{host}/{quote(user)}", permissions),
+                (f"topic-permissions/{host}/{quote(user)}", topics),
+            ):
+                answer = await client.put(f"{api.rstrip('/')}/api/{path}", json=body)
+                answer.raise_for_status()
+    except httpx.HTTPStatusError as error:
+        said = f"RabbitMQ's management refuses {error.request.url}: {error.response.status_code}"
+        raise ConfigurationError(f"rabbitmq_api: {said} {error.response.reason_phrase}") from error
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        said = f"RabbitMQ's management does not answer at {api} ({error!r})"
         raise UnavailableError(f"rabbitmq_api: {said}; enable its plugin rabbitmq_management") from error
+    return parts._replace(netloc=f"{quote(user)}:{quote(password)}@{parts.netloc.rpartition('@')[2]}").geturl()

@@ -27,6 +27,7 @@ Connection lost, idle too long, conflict with another transaction, out of a reso
 or shutting down.
 """
 LACKING = ("42501",)
+"""PostgreSQL's code for a user without the right to do this."""
 REFUSED = ("28", "3D")
 """PostgreSQL error classes that need an operator: user or password rejected, no such database."""
 

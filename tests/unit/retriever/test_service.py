@@ -88,6 +88,10 @@ async def test_scopes_are_never_crossed(noop: Settings) -> None:
         plan = await home.plan(elsewhere, unit(2))
         assert plan.source is PlanSource.LATENT
         assert [one.prompt for one in plan.candidates] == [""]  # another caller's
+        own = await home.cache(request("own", tenant="else"), unit(3))
+        asked = pb.NearestRequest(tenant="else", vector=vector_bytes(unit(2)), encoder_hash=ENCODER, limit=9)
+        found = await rpc.call(home.stub.Nearest, asked, timeout_s=5)
+        assert [one.entry_id for one in found.hits] == [own]  # a gallery shows nobody else's
 
 
 async def test_a_predicted_miss_is_believed_unless_sampled_or_savings_are_wanted(noop: Settings) -> None:
