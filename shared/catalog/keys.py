@@ -9,15 +9,21 @@ import sqlalchemy as sa
 from shared.catalog.engines.database import Database
 from shared.catalog.tables import api_keys, insert, now_s
 from shared.domain.errors import ConflictError, NotFoundError
-from shared.domain.identity import ApiKey, Principal, Rate, Role
+from shared.domain.identity import BOOTSTRAP, ApiKey, Principal, Rate, Role
 
+ENDED_KEPT_S = 365 * 86400.0
+"""Seconds for which a revoked or expired key stays listed."""
 c = api_keys.c
 _NOW: Any = now_s()
 _LIVE = sa.and_(c.revoked_at.is_(None), sa.or_(c.expires_at.is_(None), c.expires_at > _NOW))
+_ENDED_AT: Any = sa.func.coalesce(c.revoked_at, c.expires_at)
+_LONG_ENDED = sa.delete(api_keys).where(c.id != BOOTSTRAP, _ENDED_AT < _NOW - ENDED_KEPT_S)
+"""The first key's row stays: without it, the next start of a catalog with no other key would make that key again."""
 
 
 def _add(connection: sa.Connection, key: ApiKey, lifetime_s: float | None, replaces: str | None = None) -> None:
     who = key.principal
+    connection.execute(_LONG_ENDED)  # only a new key makes the table longer
     connection.execute(
         sa.insert(api_keys).values(
             id=key.id,
@@ -82,7 +88,7 @@ def _missing(key_id: str) -> NotFoundError:
 
 
 class Keys:
-    """The API keys of a catalog. Revoked and expired keys stay as rows, so that an id names one key for ever."""
+    """The API keys of a catalog. Revoked and expired keys stay as rows for `ENDED_KEPT_S`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -234,7 +234,7 @@ leases = sa.Table(
 )
 
 api_keys = sa.Table(
-    # shared.domain.identity.ApiKey; no row is deleted
+    # shared.domain.identity.ApiKey
     "api_keys",
     METADATA,
     sa.Column("id", sa.String(32), primary_key=True),

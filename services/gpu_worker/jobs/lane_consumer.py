@@ -33,6 +33,13 @@ class LaneConsumer:
         self._leaving: set[asyncio.Task[None]] = set()
 
     @property
+    def full(self) -> bool:
+        """Return whether the rows lack room for another task as long as the longest one in hand, so that tasks may wait
+        in the lanes. Until then, the bus delivers every task at once."""
+        frames = [_frames(delivery) for delivery in self.in_hand.values()]
+        return bool(frames) and sum(frames) + max(frames) > self._most
+
+    @property
     def going_on(self) -> bool:
         """Return whether this consumer takes tasks, or will take them once `come_back` is called."""
         return self._wanted
@@ -107,10 +114,10 @@ class LaneConsumer:
             self._loop = None
 
     async def _take(self, receiver: Receiver) -> None:
-        """Receive while the rows have room for another task as long as the longest one in hand."""
+        """Receive until the rows are full."""
         with contextlib.suppress(UnavailableError):  # the bus is closed
             while True:
-                while (frames := [*map(_frames, self.in_hand.values())]) and sum(frames) + max(frames) > self._most:
+                while self.full:
                     await asyncio.wait(self.in_hand, return_when=asyncio.FIRST_COMPLETED)
                 delivery = await receiver.get()
                 task = asyncio.create_task(self._handle(delivery))

@@ -150,8 +150,10 @@ class Tasks:
         return (row.state is JobState.FAILED and not row.buried) if row.state.final else row.confirmed
 
     async def _turns(self, task: GenerateImage, lane: str) -> dict[str, list[str]]:
-        """Return the next jobs of each tenant. In order of arrival, return none while one tenant waits, and then none
-        for `ALONE_S` without a look."""
+        """Return the next jobs of each tenant; none while rows are free, since no task waits then. In order of arrival,
+        return none while one tenant waits, and then none for `ALONE_S` without a look."""
+        if not (self.clip_lanes if lane in self.clip_lanes.lanes else self.lanes).full:
+            return {}
         now = asyncio.get_running_loop().time()
         if self._order == "arrival" and now < self._alone_until.get(lane, 0.0):
             return {}

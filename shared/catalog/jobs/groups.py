@@ -79,4 +79,4 @@ class Groups:
     async def first_all(self, caller: str, idempotency_key: str, body_hash: str, count: int = 1) -> list[Job]:
         """Return the `count` jobs that this caller's key already names, or none; raise ConflictError for another
         body."""
-        return await self._database.read(_first_all, caller, idempotency_key, body_hash, count)
+        return await self._database.read(_first_all, caller, idempotency_key, body_hash, count, row=True)

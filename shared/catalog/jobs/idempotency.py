@@ -16,7 +16,7 @@ _NOW: Any = now_s()
 _KEY = sa.select(idempotency_keys).where(
     idempotency_keys.c.caller == sa.bindparam("by_caller"), idempotency_keys.c.key == sa.bindparam("by_key")
 )
-_LIVE_KEY = _KEY.where(idempotency_keys.c.expires_at > _NOW)
+_LIVE_KEY = Prepared(_KEY.where(idempotency_keys.c.expires_at > _NOW))
 
 _new = insert(idempotency_keys).values(
     caller=sa.bindparam("by_caller"),
@@ -90,7 +90,7 @@ def named_by(connection: sa.Connection, caller: str, key: str, body_hash: str) -
 
 def job_of_key(connection: sa.Connection, caller: str, key: str, body_hash: str) -> str:
     """Return the id of the job that a live key names, or an empty string; raise ConflictError for another body."""
-    row = connection.execute(_LIVE_KEY, {"by_caller": caller, "by_key": key}).first()
+    row = _LIVE_KEY.first(connection, {"by_caller": caller, "by_key": key})
     if row is None:
         return ""
     _same_body(row, caller, key, body_hash)

@@ -7,6 +7,7 @@ import builtins
 import sqlalchemy as sa
 
 from shared.catalog.engines.database import Database
+from shared.catalog.engines.prepared import Prepared
 from shared.catalog.jobs.job_rows import update_one
 from shared.catalog.tables import UNSEGMENTED, captured, entries, jobs, states
 from shared.domain.types import PICTURE_STEP, JobState
@@ -22,6 +23,7 @@ _WAITING = (
     .where(sa.or_(_UNCACHED, _UNMASKED_ENTRY))
     .order_by(c.id)
 )
+_AWAITS = Prepared(_WAITING.where(c.id == sa.bindparam("job_id")))
 _UNMASKED = sa.update(jobs).where(c.id == sa.bindparam("job_id")).values(unmasked=sa.bindparam("reason"))
 
 
@@ -30,7 +32,7 @@ def _to_segment(connection: sa.Connection, limit: int, after: str) -> list[str]:
 
 
 def _awaits_masks(connection: sa.Connection, job_id: str) -> bool:
-    return connection.execute(_WAITING.where(c.id == job_id)).scalar() is not None
+    return _AWAITS.first(connection, {"job_id": job_id}) is not None
 
 
 class Segmenting:
@@ -46,7 +48,7 @@ class Segmenting:
 
     async def awaits_masks(self, job_id: str) -> bool:
         """Return whether `to_segment` would list this job."""
-        return await self._database.read(_awaits_masks, job_id)
+        return await self._database.read(_awaits_masks, job_id, row=True)
 
     async def note_unmasked(self, job_id: str, reason: str) -> bool:
         """Note why the job's result has no masks; return False if the job is gone."""

@@ -1,14 +1,17 @@
-"""API keys: live until revoked, rotated away or expired; ids are never used again."""
+"""API keys: live until revoked, rotated away or expired, and listed for a year after."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
+import sqlalchemy as sa
 
 from shared.catalog import Catalog
+from shared.catalog.keys import ENDED_KEPT_S
+from shared.catalog.tables import api_keys
 from shared.domain.errors import ConflictError, NotFoundError
-from shared.domain.identity import ApiKey, Rate, Role, digest, issued, parsed, principal_of
+from shared.domain.identity import BOOTSTRAP, ApiKey, Rate, Role, digest, issued, parsed, principal_of
 
 WHO = principal_of("acme", "alice", [Role.USER, Role.TENANT_ADMIN])
 
@@ -42,6 +45,27 @@ async def test_expired_and_revoked_keys_are_listed_and_not_live(catalog: Catalog
     for ended in (keys[0].id, keys[1].id):
         with pytest.raises(NotFoundError):
             await catalog.keys.rotate(ended, *_new(), 1.0)
+
+
+async def test_ended_keys_are_dropped_after_a_year_but_the_first_key(catalog: Catalog) -> None:
+    first = ApiKey(BOOTSTRAP, "0" * 64, WHO)
+    revoked, expired, recent, live = (issued(WHO)[0] for _ in range(4))
+    for key in (first, revoked, expired, recent, live):
+        await catalog.keys.add(key, 60.0 if key is expired else None)
+    for key in (first, revoked, recent):
+        await catalog.keys.revoke(key.id)
+    await _age(catalog, ENDED_KEPT_S + 61.0, first.id, revoked.id, expired.id, live.id)
+    await _age(catalog, ENDED_KEPT_S - 60.0, recent.id)
+    new = issued(WHO)[0]
+    await catalog.keys.add(new)
+    assert {key.id for key in await catalog.keys.all()} == {first.id, recent.id, live.id, new.id}
+    assert not await catalog.keys.add_first(first)
+
+
+async def _age(catalog: Catalog, by_s: float, *key_ids: str) -> None:
+    times = {name: api_keys.c[name] - by_s for name in ("created_at", "expires_at", "revoked_at")}
+    aged = sa.update(api_keys).where(api_keys.c.id.in_(key_ids)).values(**times)
+    await catalog.keys._database.write(lambda connection: connection.execute(aged).rowcount)
 
 
 async def test_both_keys_work_during_a_rotation_that_never_lengthens_a_life(catalog: Catalog) -> None:

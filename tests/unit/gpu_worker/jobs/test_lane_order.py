@@ -11,6 +11,7 @@ import pytest
 
 from services.gpu_worker.jobs import endings
 from services.gpu_worker.service import GpuWorkerService
+from shared.catalog.jobs.urgent import Urgent
 from shared.domain.errors import ModelError
 from shared.domain.messages import GenerateImage, JobSucceeded
 from shared.domain.types import Job, JobState
@@ -229,3 +230,24 @@ async def test_a_task_whose_job_another_task_served_is_not_lost(tmp_path: Path) 
             await bench.send(job)
         assert await in_order_of_claims(bench, *flood, small) == [small.id, *(job.id for job in flood)]
         await bench.idle()
+
+
+async def test_a_lane_is_read_only_when_the_rows_are_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then the bus delivers every task at once, so there is nothing to choose."""
+    read, looks = Urgent.next_of_each, list[str]()
+
+    async def noted(jobs: Urgent, lane: str, *rest: Any) -> dict[str, list[str]]:
+        looks.append(lane)
+        return await read(jobs, lane, *rest)
+
+    monkeypatch.setattr(Urgent, "next_of_each", noted)
+    async with running_worker(tmp_path / "data", SLOW, max_rows=3, lane_order="urgent") as bench:
+        first = [await bench.accept(steps=50) for _ in range(2)]
+        for job in first:
+            await bench.send(job)
+            await bench.until(lambda job: job.state is JobState.RUNNING, job.id)
+        assert looks == []
+        third = await bench.accept()
+        await bench.send(third)
+        await bench.final(third.id)
+        assert looks == [third.lane]
