@@ -17,6 +17,7 @@ from pydantic.alias_generators import to_camel
 from shared.runtime.settings import Settings
 from shared.runtime.settings_names import misspelt
 from shared.service.door import check_guarded
+from shared.service.rights import RIGHTS
 from tests.compose.kustomize import Manifest, build
 from tests.compose.project import ROOT
 from tests.compose.test_files import CALL
@@ -55,10 +56,10 @@ def _environment(manifests: list[Manifest], name: str) -> dict[str, str]:
     return found
 
 
-def _secrets(**given: str) -> dict[str, dict[str, str]]:
+def _secrets(*arguments: Path, **given: str) -> dict[str, dict[str, str]]:
     """What secrets.sh prints: name → entries."""
-    environment = {"PATH": os.defpath, **given}
-    done = subprocess.run([FOLDER / "secrets.sh"], env=environment, capture_output=True, text=True, check=True)
+    call, environment = [FOLDER / "secrets.sh", *arguments], {"PATH": os.defpath, **given}
+    done = subprocess.run(call, env=environment, capture_output=True, text=True, check=True)
     return {one["metadata"]["name"]: one["stringData"] for one in yaml.safe_load_all(done.stdout) if one}
 
 
@@ -200,14 +201,40 @@ def test_in_cluster_needs_no_certificate_and_is_open_to_nobody() -> None:
 
 def test_secrets_take_four_urls_or_none() -> None:
     urls = {f"AFTERIMAGE_{name}_URL": f"{name.lower()}://host" for name in ("CATALOG", "BUS", "BLOBS", "INDEX")}
-    assert _secrets(**urls)["afterimage-servers"] == urls
-    own = _secrets()
-    assert own.keys() == {"afterimage-passwords", "afterimage-servers", "afterimage-gateway"}
-    for name, password in own["afterimage-passwords"].items():
-        assert len(password) == 32
-        assert any(f":{password}@{name}" in url for url in own["afterimage-servers"].values())
+    given, own = _secrets(**urls), _secrets()
+    assert {name for name in given if name.endswith("-servers")} == {_secret_of(service) for service in FOLDERS}
+    assert own.keys() == given.keys() | {"afterimage-passwords"}
+    for service in FOLDERS:
+        assert given[_secret_of(service)] == urls
+        for name, password in own["afterimage-passwords"].items():
+            assert len(password) == 32
+            assert any(f":{password}@{name}" in url for url in own[_secret_of(service)].values())
     with pytest.raises(subprocess.CalledProcessError):
         _secrets(AFTERIMAGE_BUS_URL="amqp://host")
+
+
+def test_each_service_gets_the_users_that_the_command_made_for_it(tmp_path: Path) -> None:
+    urls = {
+        service: {
+            "AFTERIMAGE_BUS_URL": f"amqp://afterimage_{service}@host/",
+            "AFTERIMAGE_INDEX_URL": "weaviate://h?a=b",
+        }
+        for service in RIGHTS
+    }
+    for service, own in urls.items():
+        (tmp_path / f"{service}.env").write_text("".join(f"{name}={url}\n" for name, url in own.items()))
+    assert _secrets(tmp_path) == {_secret_of(service): own for service, own in urls.items()}
+    for service, deployment in _of(build(FOLDER / "cpu"), "Deployment").items():
+        (container,) = _pod(deployment)["containers"]
+        named = [one["secretRef"]["name"] for one in container["envFrom"] if "secretRef" in one]
+        assert named == [_secret_of(service)]
+    (tmp_path / "segmenter.env").unlink()
+    with pytest.raises(subprocess.CalledProcessError):
+        _secrets(tmp_path)
+
+
+def _secret_of(service: str) -> str:
+    return f"{service.replace('_', '-')}-servers"
 
 
 # ---- KEDA
