@@ -16,6 +16,7 @@ from pydantic.alias_generators import to_camel
 
 from shared.runtime.settings import Settings
 from shared.runtime.settings_names import misspelt
+from shared.runtime.tls import mesh_name
 from shared.service.door import check_guarded
 from shared.service.rights import RIGHTS
 from tests.compose.kustomize import Manifest, build
@@ -189,14 +190,23 @@ def test_in_cluster_needs_no_certificate_and_is_open_to_nobody() -> None:
     environment = _environment(manifests, "gateway")
     assert environment["AFTERIMAGE_ALLOW_ANONYMOUS"] == "always"
     assert not {one for one in environment if "TLS" in one}
-    assert [mount["name"] for mount in gateway["containers"][0]["volumeMounts"]] == ["tmp"]
-    assert [volume["name"] for volume in gateway["volumes"]] == ["tmp"]
+    assert [mount["name"] for mount in gateway["containers"][0]["volumeMounts"]] == ["tmp", "mesh"]
+    assert [volume["name"] for volume in gateway["volumes"]] == ["tmp", "mesh"]
     assert "ingress" not in _of(manifests, "NetworkPolicy")["gateway"]["spec"]
     compose = yaml.safe_load((ROOT / "compose/backends.yaml").read_text())["services"]
     servers = _of(manifests, "StatefulSet")
     for name, server in servers.items():
         assert _pod(server)["containers"][0]["image"] == compose[name]["image"]
     assert servers.keys() == compose.keys()
+
+
+def test_each_service_finds_its_own_mesh_certificate_where_it_looks() -> None:
+    for service, deployment in _of(build(FOLDER / "cpu"), "Deployment").items():
+        (container,) = _pod(deployment)["containers"]
+        places = [one["mountPath"] for one in container["volumeMounts"] if one["name"] == "mesh"]
+        assert places == [f"/mesh/{mesh_name(service)}"]
+        (volume,) = [one for one in _pod(deployment)["volumes"] if one["name"] == "mesh"]
+        assert volume["secret"] == {"secretName": f"{service}-mesh", "defaultMode": 0o440, "optional": True}
 
 
 def test_secrets_take_four_urls_or_none() -> None:
