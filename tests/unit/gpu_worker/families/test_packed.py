@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,11 @@ def batches(family: Any) -> Iterator[list[int]]:
     hook.remove()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def packed(saved: Callable[[str], Path]) -> Callable[..., Any]:
+    """Each is loaded once."""
+
+    @cache
     def load(name: str, **choices: Any) -> Any:
         return load_family(find_card(str(saved(name))), layout="packed", **choices)
 
@@ -90,7 +94,7 @@ def test_batch_invariant_keeps_groups_and_its_bits(
     name: str, packed: Callable[..., Any], tiny_family: LoadTiny
 ) -> None:
     with structlog.testing.capture_logs() as said:
-        family = packed(name, batch_invariant=2)
+        family = packed(name, batch_invariant=2)  # no other test loads it
     assert [(each["event"], each["model"]) for each in said] == [("one batch per size", family.card.name)]
     tasks = crowd(family)
     together = drawn(family, *tasks)
