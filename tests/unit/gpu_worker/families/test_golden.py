@@ -52,12 +52,12 @@ def test_another_size_and_the_decoded_picture_are_the_pipelines_too(tiny_family:
 def test_a_run_resumed_at_k_equals_the_uninterrupted_one(tiny_family: LoadTiny, name: str) -> None:
     family = tiny_family(name)
     engine, events = Engine({"m": family}), []
-    engine.submit(a_task(capture_steps=(1, 3, 5)))
+    engine.submit(a_task(capture_steps=(1, 3, 4)))
     while not engine.idle:
         events += engine.step()
     whole = drawn(family, a_task())["a"]
     states = [event for event in events if isinstance(event, LatentCaptured)]
-    assert [state.step for state in states] == [1, 3, 5]
+    assert [state.step for state in states] == [1, 3, 4]
     for state in states:
         resumed = drawn(family, a_task(start=FromState(state.latent, state.step)))["a"]
         assert resumed.steps_run == STEPS - state.step
