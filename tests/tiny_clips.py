@@ -22,7 +22,7 @@ CARD = {
 }
 
 SMALL = CARD | {"default_size": {"width": 16, "height": 16}}
-"""A fifth of the time per step: attention is over a quarter of the cells."""
+"""Cheaper steps: attention is over a quarter of the cells."""
 
 
 def build(folder: Path, steps: int = 50, card: Mapping[str, Any] = CARD) -> Path:
