@@ -39,6 +39,8 @@ RETRIES = urllib3.Retry(
     status_forcelist=(500, 502, 503, 504),
     allowed_methods=None,  # all calls of this class may be repeated
     raise_on_status=False,
+    # MinIO answers 503 with `Retry-After: 60` while it starts, which takes about a second
+    respect_retry_after_header=False,
 )
 MAX_LIFETIME_S = 7 * 24 * 3600.0
 PAGE = 1000

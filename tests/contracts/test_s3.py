@@ -131,6 +131,22 @@ async def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> N
     await silent.wait_closed()
 
 
+async def test_a_server_that_is_busy_is_asked_again_at_once() -> None:
+    """MinIO says `Retry-After: 60` while it starts: a minute in which the call would block its thread."""
+    replies = [b"503 Service Unavailable\r\nRetry-After: 60", b"200 OK"]
+
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 %s\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" % replies.pop(0))
+        writer.close()
+
+    async with await asyncio.start_server(reply, "127.0.0.1", 0) as busy:
+        port = busy.sockets[0].getsockname()[1]
+        blobs = await asyncio.wait_for(open_blobs(f"minio://key:secret@127.0.0.1:{port}/pictures?secure=false"), 10.0)
+        await blobs.close()
+    assert not replies
+
+
 async def test_threads_that_hang_are_counted_until_they_are_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Callers leave early, their calls do not: who finds every thread busy hears so instead of queueing behind them."""
     monkeypatch.setattr(blocking, "THREADS", 2)

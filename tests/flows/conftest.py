@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.gpu_worker.models import measuring
 from shared.blobs import open_blobs
 from shared.bus import open_bus
 from shared.catalog import open_catalog
@@ -23,6 +24,12 @@ Make = Callable[..., Settings]
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.build(tmp_path_factory.mktemp("models"), channels=(16,))
+
+
+@pytest.fixture(autouse=True)
+def _measured_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a worker has several models, its start measures each: the warm-up and one step."""
+    monkeypatch.setattr(measuring, "STEPS", 2)
 
 
 @pytest.fixture

@@ -20,19 +20,17 @@ from tests import tiny_clips
 from tests.flows.conftest import Make
 from tests.flows.house import house
 
-SIZE = {"width": 32, "height": 32}
-
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_clips.build(tmp_path_factory.mktemp("models"), steps=10) / tiny_clips.CLIPS
+    return tiny_clips.build(tmp_path_factory.mktemp("models"), 10, tiny_clips.SMALL) / tiny_clips.CLIPS
 
 
 async def test_a_clip_from_noise_then_from_its_latents_then_as_it_is(make: Make, clips: Path) -> None:
     async with house(make(video=str(clips), reuse_rules="paper", batch_invariant=2)) as home:
         first = await home.generate("a red fox runs", modality="video", seed=7)
         assert (first.plan.source, first.plan.model) == (PlanSource.NOISE, "clips")
-        assert decode_png(first.png).shape == (4, 32, 32, 3)
+        assert decode_png(first.png).shape == (4, 16, 16, 3)
         assert first.job.request.frames == 4
         again = await home.generate("a red fox runs", modality="video", seed=7)
         assert (again.plan.source, again.png) == (PlanSource.EXACT, first.png)
@@ -45,7 +43,7 @@ async def test_a_clip_from_noise_then_from_its_latents_then_as_it_is(make: Make,
         begun = await home.generate(
             "a red fox", modality="video", seed=9, from_job=image.job.id, strength=0.5, cache="off"
         )
-        assert (begun.plan.source, decode_png(begun.png).shape) == (PlanSource.IMAGE, (4, 32, 32, 3))
+        assert (begun.plan.source, decode_png(begun.png).shape) == (PlanSource.IMAGE, (4, 16, 16, 3))
         with pytest.raises(InvalidRequestError, match=r"from_job: must be the job of an image \(got"):
             await home.client.generate("a red fox", from_job=first.job.id)
         both = await home.client.generate_images("a boat", 2, modality="video", seed=1, steps=4)
@@ -65,10 +63,10 @@ async def test_states_of_key_frames_start_later_clips_and_are_holes_without_thei
         near = await home.generate("a red fox runs", modality="video", seed=8)
         assert (near.plan.source, near.plan.entry_id, near.plan.degraded) == (PlanSource.LATENT, entry.id, ())
         assert near.plan.state_codec.startswith("keyframes")
-        assert decode_png(near.png).shape == (4, 32, 32, 3)
+        assert decode_png(near.png).shape == (4, 16, 16, 3)
         await home.backends.blobs.delete([base.key])
         later = await home.generate("a red fox runs", modality="video", seed=9)
-        assert decode_png(later.png).shape == (4, 32, 32, 3)
+        assert decode_png(later.png).shape == (4, 16, 16, 3)
         assert later.plan.entry_id != entry.id
         async with asyncio.timeout(20):  # the cache receives that the base is gone
             while (await home.backends.catalog.entries.get(entry.id)).latents:

@@ -37,7 +37,7 @@ async def test_a_clip_goes_on_after_its_last_frame_again_and_again(make: Make, c
         lead = second.plan.lead
         assert lead is not None
         assert (lead.job_id, lead.frames, lead.held) == (first.job.id, 4, 1)
-        assert second.frames.shape == (second.job.frames, 32, 32, 3) == (7, 32, 32, 3)
+        assert second.frames.shape == (second.job.frames, 16, 16, 3) == (7, 16, 16, 3)
         assert np.array_equal(second.frames[:4], first.frames)
         row = await home.backends.catalog.jobs.get(second.job.id)  # request and plan determine the new frames
         blob = await home.backends.blobs.get(lead.key)
@@ -64,7 +64,7 @@ async def test_a_clip_goes_on_after_its_last_frame_again_and_again(make: Make, c
         said = await asyncio.to_thread(CliRunner().invoke, app, [*words, home.process.address, "-o", str(out)])
         assert said.exit_code == 0, said.output
         assert f"Started from noise after 4 frames of job {first.job.id}: 4 steps" in said.output
-        assert "32x32, 7 frames" in said.output
+        assert "16x16, 7 frames" in said.output
         assert np.array_equal(decode_png(out.read_bytes())[:4], first.frames)
 
 
@@ -73,7 +73,7 @@ async def test_an_image_is_the_first_frame_and_a_clip_of_equal_length_starts_eve
 ) -> None:
     async with house(make(video=str(clips))) as home:
         image = await home.client.generate("a red fox", seed=7, steps=10)
-        pixels = Image.fromarray(decode_png(image.png)).resize((32, 32), Image.Resampling.LANCZOS)
+        pixels = Image.fromarray(decode_png(image.png)).resize((16, 16), Image.Resampling.LANCZOS)
         for strength, source, start in ((0.5, PlanSource.IMAGE, 5), (1.0, PlanSource.NOISE, 0)):
             clip = await home.client.generate_video("a fox", steps=10, from_job=image.job.id, strength=strength)
             assert (clip.plan.source, clip.plan.start_step, clip.job.frames) == (source, start, 4)

@@ -31,7 +31,7 @@ from tests.flows.conftest import Make
 from tests.flows.house import House, house
 from tests.tiny_segmenters import tiny_clipseg
 
-GRID = (2, 16, 16)
+GRID = (2, 8, 8)
 MISSING = "masks are not in the cache"
 FOX, DOG, BOTH = "a red fox in the snow", "a brown dog in a forest", "a red fox in a forest"
 
@@ -39,7 +39,7 @@ FOX, DOG, BOTH = "a red fox in the snow", "a brown dog in a forest", "a red fox 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose latents start the same prompt alone: a random encoder finds all prompts similar."""
-    folder = tiny_clips.build(tmp_path_factory.mktemp("models"), steps=10) / tiny_clips.CLIPS
+    folder = tiny_clips.build(tmp_path_factory.mktemp("models"), 10, tiny_clips.SMALL) / tiny_clips.CLIPS
     table = named_table(replace(FIG_10, levels=(Level(5, 0.9999),)))
     (folder / table_file(table)).write_text(json.dumps(table_to_json(table)))
     return folder
@@ -48,8 +48,8 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def segment(home: House, clip: Picture, left: bool) -> str:
     """Write the masks of a clip as a segmenter does, and wait until its entry names them. Return the blob's key."""
     thing = np.zeros(GRID, bool)
-    thing[..., :8] = left
-    thing[..., 8:] = not left
+    thing[..., :4] = left
+    thing[..., 4:] = not left
     data = pack(thing, ~thing)
     key = mask_key(clip.job.id, f"{left:064d}")
     event = VideoSegmented(clip.job.id, key, await home.backends.blobs.put(key, data), len(data))
@@ -105,7 +105,7 @@ async def test_a_clip_from_two_others(make: Make, clips: Path) -> None:
         assert plan.roots == (fox.job.id, dog.job.id)
         assert plan.parts == Parts("a red fox", "in a forest")
         assert made.steps_run == 5
-        assert decode_png(made.png).shape == (2, 32, 32, 3)
+        assert decode_png(made.png).shape == (2, 16, 16, 3)
         assert made.png != before.png
         again = await clip(home, BOTH, 3, cache="read", quality="clips")
         assert again.png == made.png  # request and plan determine the clip

@@ -80,11 +80,11 @@ async def test_the_plan_chooses_t_and_everyone_states_it(make: Make, tiny: Path,
 
 async def test_the_plan_chooses_t_of_a_clip(make: Make, tmp_path: Path) -> None:
     """The card of a video model needs what a card of images needs: auto_steps, and a table with a safe noise cell."""
-    folder = tiny_families.save(tmp_path / "clips", "animatediff")
+    folder = tiny_families.save(tmp_path / "clips", "animatediff", channels=(16,))
     lengths = {"default": 4, "most": 8, "window": 4, "stride": 2, "fps": 4}
-    size = {"width": 32, "height": 32}
+    size = {"width": 16, "height": 16}
     card = {"name": "clips", "default_size": size, "default_steps": 10, "auto_steps": [5, 10], "unprompted": 0.1}
-    (folder / "card.json").write_text(json.dumps({**card, "sizes": {"min_px": 32, "max_px": 64}, "frames": lengths}))
+    (folder / "card.json").write_text(json.dumps({**card, "sizes": {"min_px": 16, "max_px": 64}, "frames": lengths}))
     known = read_card(folder / "card.json")
     assert known.auto_steps == (5, 10)
     for table, name in ((replace(OF_FIVE, steps=10), ()), (OF_FIVE, (5,))):

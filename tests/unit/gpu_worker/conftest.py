@@ -11,6 +11,7 @@ import torch
 from services.gpu_worker.families import Family, load_family
 from services.gpu_worker.families.unet import UNetFamily
 from services.gpu_worker.jobs import endings as endings_module
+from services.gpu_worker.models import measuring
 from shared.models import find_card
 from shared.runtime.telemetry import configure_logging
 from tests import tiny
@@ -51,7 +52,7 @@ def family(load: LoadFamily) -> UNetFamily:
 async def bench(tiny_folder: Path, tmp_path: Path) -> AsyncIterator[WorkerBench]:
     """The tiny real model, bit-equal."""
     large = str(tiny_folder / "large")
-    async with running_worker(tmp_path / "data", large, batch_invariant=4, state_codec="fp32") as running:
+    async with running_worker(tmp_path / "data", large, batch_invariant=2, state_codec="fp32") as running:
         yield running
 
 
@@ -72,3 +73,4 @@ def plain_logs() -> None:
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endings_module, "RETRY_S", 0.01)
     monkeypatch.setattr(endings_module, "BUSY_RETRY_S", 0.05)
+    monkeypatch.setattr(measuring, "STEPS", 2)  # the warm-up and one step: a worker starts in each of many tests

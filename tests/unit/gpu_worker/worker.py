@@ -88,13 +88,15 @@ class WorkerBench:
         return await self.final(job.id)
 
     async def final(self, job_id: str, timeout_s: float = 20.0) -> Job:
-        return await self.until(lambda job: job.state.final, job_id, timeout_s)
+        return await self.until(lambda job: job.state.final, job_id, timeout_s, every_s=0.02)
 
-    async def until(self, holds: Callable[[Job], bool], job_id: str, timeout_s: float = 20.0) -> Job:
+    async def until(
+        self, holds: Callable[[Job], bool], job_id: str, timeout_s: float = 20.0, every_s: float = 0.005
+    ) -> Job:
         async with asyncio.timeout(timeout_s):
             # the row is the truth, and rows are polled
             while not holds(job := await self.jobs.get(job_id)):
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(every_s)  # each read takes a millisecond of the engine's time
         return job
 
     async def idle(self) -> None:

@@ -100,7 +100,7 @@ def test_the_shipped_model_follows_left_and_right() -> None:
     engine = Engine({card.name: load_family(card, device="cpu")}, max_rows=32)
     for way in ("left", "right"):
         prompt = f"a red fox moves to the {way} in the snow"
-        engine.submit(Task(way, card.name, prompt, card.default_size, 6, card.default_guidance, 7, 16))
+        engine.submit(Task(way, card.name, prompt, card.default_size, 4, card.default_guidance, 7, 16))
     clips: dict[str, np.ndarray] = {}
     while not engine.idle:
         clips |= {event.id: event.pixels for event in engine.step() if isinstance(event, Finished)}

@@ -97,15 +97,15 @@ def test_the_text_encoder_learns_other_wordings_and_keeps_captions(
     torch.manual_seed(0)
     CLIPTextModel(config).save_pretrained(model / "text_encoder")  # one that knows none of the wordings yet
     before = _errors(model, model)
-    train_wordings(WordingsPlan(steps=30, batch=8, rate=3e-3), model, tmp_path / "work")
+    train_wordings(WordingsPlan(steps=15, batch=8, rate=3e-3), model, tmp_path / "work")
     (checkpoint,) = (tmp_path / "work").glob("motion-wordings-*.pt")
     state = load_checkpoint(checkpoint)
     assert state is not None
-    assert state["step"] == 30
+    assert state["step"] == 15
     steps, losses = itertools.count(), wordings._losses
     monkeypatch.setattr(wordings, "_losses", lambda *given: (next(steps), losses(*given))[1])
-    train_wordings(WordingsPlan(steps=100, batch=8, rate=3e-3), model, tmp_path / "work")
-    assert next(steps) == 70  # the second run went on after the first
+    train_wordings(WordingsPlan(steps=50, batch=8, rate=3e-3), model, tmp_path / "work")
+    assert next(steps) == 35  # the second run went on after the first
     export_wordings(model, tmp_path / "work", tmp_path / "target")
     after = _errors(model, tmp_path / "target")
     assert after["other"] < 0.8 * before["other"]

@@ -107,14 +107,16 @@ def test_each_k_takes_the_smallest_codec_and_fails_early(tmp_path: Path) -> None
 
 
 def test_clips_start_from_states_that_were_stored_together(tmp_path: Path) -> None:
-    family = load_family(find_card(str(tiny_clips.build(tmp_path, steps=5) / tiny_clips.CLIPS)), device="cpu")
+    family = load_family(
+        find_card(str(tiny_clips.build(tmp_path, 5, tiny_clips.SMALL) / tiny_clips.CLIPS)), device="cpu"
+    )
     profiler = CodecProfiler(family, None, None, 5, max_rows=8, frames=4)  # type: ignore[arg-type]
     (pair,) = scene_pairs(1, 0, grammar_of(4))
     wanted = [(0, NOISE), *((k, codec) for k in (1, 3) for codec in ("fp16", "keyframes", "residual-2x2x2"))]
     sizes: dict[str, int] = {}
     images = profiler._images([pair], {pair.number: wanted}, sizes)
     assert images.keys() == {codecs._name(pair, *one) for one in wanted} | {codecs._before(pair)}
-    assert {one.shape for one in images.values()} == {(4, 32, 32, 3)}
+    assert {one.shape for one in images.values()} == {(4, 16, 16, 3)}
     for k in (1, 3):
         assert sizes[codecs._name(pair, k, "residual-2x2x2")] < sizes[codecs._name(pair, k, "keyframes")]
         near = images[codecs._name(pair, k, "keyframes")].astype(int) - images[codecs._name(pair, k, "fp16")]

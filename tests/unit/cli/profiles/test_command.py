@@ -53,9 +53,20 @@ def test_a_record_becomes_a_row_of_algorithm_2() -> None:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tiny.build(tmp_path_factory.mktemp("models"), seed=1)  # its encoder scores pictures above nothing
-    tiny.build(folder, seed=5, name="small", clip=False)
-    for name in ("large", "small"):  # a profile generates hundreds of images of the default size
+    """UNets of one level, whose step takes half of the time."""
+    return build(tmp_path_factory.mktemp("models"), (16,))
+
+
+@pytest.fixture(scope="module")
+def of_two_levels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Their images differ more: none is without any contrast."""
+    return build(tmp_path_factory.mktemp("models"), (16, 32))
+
+
+def build(folder: Path, channels: tuple[int, ...]) -> Path:
+    tiny.build(folder, seed=1)  # its encoder scores pictures above nothing
+    for name, seed in (("large", 1), ("small", 5)):  # a profile generates hundreds of images of the default size
+        tiny.build(folder, seed=seed, name=name, channels=channels, clip=False)
         card = folder / name / "card.json"
         card.write_text(json.dumps(json.loads(card.read_text()) | {"default_size": {"width": 32, "height": 32}}))
     return folder
@@ -70,10 +81,10 @@ def profile(models: Path, tmp_path: Path, *more: str) -> Any:
 
 @pytest.mark.usefixtures("plotted")
 async def test_a_profile_is_measured_resumed_and_stored(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    of_two_levels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remaining, "EVERY_S", 0.0)
-    first = await asyncio.to_thread(profile, models, tmp_path, "--pairs", "4", "--alphas", "0.5")
+    first = await asyncio.to_thread(profile, of_two_levels, tmp_path, "--pairs", "4", "--alphas", "0.5")
     assert first.exit_code == 0, first.output + repr(first.exception)
     rows = tmp_path / "profile" / "rows.jsonl"
     lines = rows.read_text().splitlines()
@@ -83,7 +94,9 @@ async def test_a_profile_is_measured_resumed_and_stored(
     lines[0] = json.dumps(about)  # as earlier versions began a run
     lines[1:6] = [json.dumps(without_measures(line)) for line in lines[1:6]]  # and as they wrote a pair
     rows.write_text("\n".join(lines[:13]) + "\n" + lines[13][:20])  # killed in the middle of the third pair
-    second = await asyncio.to_thread(profile, models, tmp_path, "--pairs", "4", "--alphas", "0.5", "--mixes", "10")
+    second = await asyncio.to_thread(
+        profile, of_two_levels, tmp_path, "--pairs", "4", "--alphas", "0.5", "--mixes", "10"
+    )
     assert second.exit_code == 0, second.output + repr(second.exception)
     said = "".join(second.output.split())  # lines are folded anywhere
     assert "α=0.5:noKissafebythese4pairs" in said
@@ -129,10 +142,10 @@ async def test_a_profile_is_measured_resumed_and_stored(
     assert table_from_json(stored).levels == table.levels
 
     rows.write_text(rows.read_text().replace("{", '{"dtype": "float16", ', 1))
-    half = await asyncio.to_thread(profile, models, tmp_path, "--pairs", "4")
+    half = await asyncio.to_thread(profile, of_two_levels, tmp_path, "--pairs", "4")
     assert "other settings" in str(half.exception)
 
-    other = await asyncio.to_thread(profile, models, tmp_path, "--pairs", "4", "--seed", "9")
+    other = await asyncio.to_thread(profile, of_two_levels, tmp_path, "--pairs", "4", "--seed", "9")
     assert isinstance(other.exception, ConfigurationError)
     assert "other settings" in str(other.exception)
 

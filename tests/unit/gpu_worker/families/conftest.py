@@ -18,7 +18,7 @@ from shared.domain.types import Size
 from shared.models import find_card
 from tests import tiny_families
 
-STEPS = 6
+STEPS = 5
 SAVED: dict[str, tuple[str, dict[str, Any]]] = {
     "sdxl": ("sdxl", {}),
     "sd3": ("sd3", {}),

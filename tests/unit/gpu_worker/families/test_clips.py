@@ -154,7 +154,7 @@ def test_rows_of_any_length_generate_in_company_what_they_generate_alone(tiny_fa
 
 @pytest.mark.parametrize("name", CLIPS)
 def test_batch_invariant_rows_of_any_length_are_bit_identical(tiny_family: LoadTiny, name: str) -> None:
-    family = tiny_family(name, batch_invariant=3)
+    family = tiny_family(name, batch_invariant=2)
     crowd = the_crowd(family)
     together = drawn(family, *crowd, at=(0, 1, 1, 0, 2, 1))
     for task in crowd:
@@ -163,7 +163,7 @@ def test_batch_invariant_rows_of_any_length_are_bit_identical(tiny_family: LoadT
         assert np.array_equal(together[task.id].pixels, alone.pixels)
     saved = one(Checkpointed, events_of(family, replace(crowd[1], checkpoint_every=1)))
     start, _ = decode_checkpoint(encode_checkpoint(saved.latent, saved.step, saved.generator_state, PLAN))
-    resumed = drawn(family, replace(crowd[1], start=start), *crowd[2:])["state"]
+    resumed = drawn(family, replace(crowd[1], start=start), *crowd[2:4])["state"]
     assert np.array_equal(resumed.latent, together["state"].latent)
 
 

@@ -79,7 +79,7 @@ def test_noise_and_fresh_noise_repeat_alike(family: Any, pipeline: Any) -> None:
     np.testing.assert_allclose(first.latent - second.latent, want, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("batch_invariant", [0, 3])
+@pytest.mark.parametrize("batch_invariant", [0, 2])
 def test_long_and_short_clips_share_the_batch(card: ModelCard, pipeline: Any, batch_invariant: int) -> None:
     family = load_family(card, batch_invariant=batch_invariant)
     crowd = [

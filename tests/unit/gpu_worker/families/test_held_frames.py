@@ -77,7 +77,7 @@ def test_the_first_frames_of_a_clip_are_encoded_without_the_later_ones(tiny_fami
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_run_with_held_frames_resumes_bit_identical_in_company(tiny_family: LoadTiny, name: str) -> None:
-    family = tiny_family(name, batch_invariant=3)
+    family = tiny_family(name, batch_invariant=2)
     frames, held, other = lengths(family)
     task = a_clip(frames=frames, held=pictures(held), checkpoint_every=4)
     crowd = [
@@ -94,7 +94,7 @@ def test_a_run_with_held_frames_resumes_bit_identical_in_company(tiny_family: Lo
     start, _ = decode_checkpoint(
         encode_checkpoint(saved.latent, saved.step, saved.generator_state, PLAN, saved.noises, saved.previous)
     )
-    resumed = drawn(family, replace(task, start=start), *crowd)["a"]
+    resumed = drawn(family, replace(task, start=start), crowd[2])["a"]
     assert resumed.steps_run == STEPS - 4
     assert np.array_equal(resumed.latent, whole.latent)
     assert np.array_equal(resumed.pixels, whole.pixels)

@@ -27,7 +27,7 @@ async def test_a_crashed_attempt_resumes_from_its_checkpoint_to_the_bit(
 ) -> None:
     large, changes = str(tiny_folder / "large"), {"sampler": sampler, "lease_s": 0.3}
     async with running_worker(
-        tmp_path, large, batch_invariant=4, state_codec="fp32", checkpoint_every_steps=3, **changes
+        tmp_path, large, batch_invariant=2, state_codec="fp32", checkpoint_every_steps=3, **changes
     ) as bench:
         whole = await bench.draw()
         await bench.idle()
@@ -104,7 +104,7 @@ async def test_a_checkpoint_that_the_catalog_forgot_is_found_by_its_name(
 ) -> None:
     """PostgreSQL that is killed forgets the last lazy commits, and the blob they replaced is gone by then."""
     async with running_worker(
-        tmp_path, str(tiny_folder / "large"), batch_invariant=4, checkpoint_every_steps=3, lease_s=0.3
+        tmp_path, str(tiny_folder / "large"), batch_invariant=2, checkpoint_every_steps=3, lease_s=0.3
     ) as bench:
         job = await bench.accept()
         dead = await bench.jobs.claim(job.id, "dead", 0.01)

@@ -18,13 +18,13 @@ from shared.domain.types import Job, JobState, Lead, Modality, Plan, PlanSource,
 from tests import tiny_families
 from tests.unit.gpu_worker.worker import WorkerBench, running_worker
 
-ASKED: dict[str, Any] = {"modality": Modality.VIDEO, "frames": 6, "size": Size(32, 32), "steps": 6}
+ASKED: dict[str, Any] = {"modality": Modality.VIDEO, "frames": 6, "size": Size(16, 16), "steps": 6}
 NOISE = Plan(source=PlanSource.NOISE, model="clips", capture_steps=(2, 4))
 
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_families.save(tmp_path_factory.mktemp("models") / "clips", "animatediff")
+    return tiny_families.save(tmp_path_factory.mktemp("models") / "clips", "animatediff", channels=(16,))
 
 
 async def sent(bench: WorkerBench, plan: Plan = NOISE, previews: bool = False, **changes: Any) -> Job:
@@ -69,9 +69,9 @@ async def test_a_clip_resumes_bit_identical_and_starts_from_its_states(clips: Pa
         assert whole.result.compat is not None
         assert whole.result.compat.frames == 6
         picture = await bench.picture(whole)
-        assert picture.shape == (6, 32, 32, 3)
+        assert picture.shape == (6, 16, 16, 3)
         (at,) = saved
-        assert at.latent.shape == (4, 6, 16, 16)
+        assert at.latent.shape == (4, 6, 8, 8)
 
         resumed = await resumed_from(bench, at, NOISE, whole.plan)
         assert resumed.result is not None, resumed.error
@@ -98,10 +98,10 @@ async def test_a_clip_that_goes_on_resumes_bit_identical_while_its_lead_is_there
         named: dict[str, Any] = {"continue_job": first.id, "seed": 9}
         whole = await bench.final((await sent(bench, plan, **named)).id)
         picture = await bench.picture(whole)
-        assert picture.shape == (whole.frames, 32, 32, 3) == (10, 32, 32, 3)
+        assert picture.shape == (whole.frames, 16, 16, 3) == (10, 16, 16, 3)
         assert np.array_equal(picture[:6], before)
         (at,) = saved
-        assert at.latent.shape == (4, 6, 16, 16)
+        assert at.latent.shape == (4, 6, 8, 8)
         resumed = await resumed_from(bench, at, plan, whole.plan, **named)
         assert resumed.result is not None, resumed.error
         assert resumed.result.steps_run == 3

@@ -20,7 +20,7 @@ NOISE = Plan(source=PlanSource.NOISE, model="clips", capture_steps=(1, 2, 4))
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_families.save(tmp_path_factory.mktemp("models") / "clips", "animatediff")
+    return tiny_families.save(tmp_path_factory.mktemp("models") / "clips", "animatediff", channels=(16,))
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ async def worker(clips: Path, tmp_path: Path) -> AsyncIterator[WorkerBench]:
 
 
 async def generated(bench: WorkerBench, plan: Plan = NOISE, **changes: object) -> Job:
-    asked = {"modality": Modality.VIDEO, "frames": 6, "size": Size(32, 32), "steps": 6, **changes}
+    asked = {"modality": Modality.VIDEO, "frames": 6, "size": Size(16, 16), "steps": 6, **changes}
     job = await bench.accept(plan, **asked)
     await bench.backends.bus.send(lane_of("clips"), GenerateImage(job.id, frames=job.request.frames))
     return await bench.final(job.id)
@@ -62,7 +62,7 @@ async def test_states_are_stored_together_and_start_clips_with_their_base(worker
         assert job.result is not None, job.error
         assert (job.result.steps_run, job.plan.degraded) == (6 - step, ())
         kept = decode_state(blobs[step], at[step].codec, blobs[base] if step != base else b"")
-        assert kept.shape == (4, 6, 16, 16)
+        assert kept.shape == (4, 6, 8, 8)
     used = await worker.told(StateUsed, count=2)
     assert used == [StateUsed(entry.id, dependants[0]), StateUsed(entry.id, base)]
 
@@ -101,7 +101,7 @@ async def test_a_smaller_k_that_needs_no_base_starts_instead(worker: WorkerBench
 
 async def test_a_run_that_fails_stores_no_states(worker: WorkerBench) -> None:
     plan = Plan(source=PlanSource.NOISE, model="clips", capture_steps=(1, 2))
-    job = await worker.accept(plan, modality=Modality.VIDEO, frames=6, size=Size(32, 32), steps=6, deadline_s=1e-6,
+    job = await worker.accept(plan, modality=Modality.VIDEO, frames=6, size=Size(16, 16), steps=6, deadline_s=1e-6,
                               drop_if_late=True)  # fmt: skip
     await worker.backends.bus.send(lane_of("clips"), GenerateImage(job.id, frames=6))
     assert (await worker.final(job.id)).result is None or not (await worker.final(job.id)).result.captured  # type: ignore[union-attr]

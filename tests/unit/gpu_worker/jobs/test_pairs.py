@@ -24,14 +24,15 @@ from tests.redraw import redraw
 from tests.unit.gpu_worker.jobs.test_clips import checkpoints_of, resumed_from
 from tests.unit.gpu_worker.worker import WorkerBench, running_worker
 
-ASKED: dict[str, Any] = {"modality": Modality.VIDEO, "frames": 4, "size": Size(32, 32), "steps": 6, "guidance": 1.0}
+ASKED: dict[str, Any] = {"modality": Modality.VIDEO, "frames": 4, "size": Size(16, 16), "steps": 6, "guidance": 1.0}
 NOISE = Plan(source=PlanSource.NOISE, model="clips", capture_steps=(2, 4))
-GRID = (4, 16, 16)
+FRAMES, SIDE = 4, 8
+"""Frames of a clip, and cells along each side of its latent."""
 
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_families.save(tmp_path_factory.mktemp("models") / "clips", "animatediff")
+    return tiny_families.save(tmp_path_factory.mktemp("models") / "clips", "animatediff", channels=(16,))
 
 
 async def clip(bench: WorkerBench, plan: Plan = NOISE, **changes: Any) -> Job:
@@ -40,11 +41,11 @@ async def clip(bench: WorkerBench, plan: Plan = NOISE, **changes: Any) -> Job:
     return await bench.final(job.id, 120.0)
 
 
-def thing() -> np.ndarray:
-    """An object that moves to the right."""
-    mask = np.zeros(GRID, bool)
-    for frame in range(GRID[0]):
-        mask[frame, 4:10, 2 * frame : 2 * frame + 4] = True
+def thing(side: int = SIDE) -> np.ndarray:
+    """An object that moves to the right, on `side` cells squared."""
+    mask, cell = np.zeros((FRAMES, side, side), bool), side // 8
+    for frame in range(FRAMES):
+        mask[frame, 2 * cell : 5 * cell, frame * cell : (frame + 2) * cell] = True
     return mask
 
 
@@ -175,7 +176,7 @@ async def test_an_image_is_stitched_by_the_same_code(bench: WorkerBench) -> None
     entries = []
     for seed in (1, 2):
         made = await bench.cache(await bench.draw(seed=seed))
-        data = pack(thing()[:1], ~thing()[:1])
+        data = pack(thing(16)[:1], ~thing(16)[:1])
         key = mask_key(made.job_id, f"{seed:064d}")
         entries.append(replace(made, mask=Mask(key, await bench.blobs.put(key, data), len(data))))
     plan = replace(pair(bench, entries[0], entries[1]), model=bench.model)
@@ -183,7 +184,7 @@ async def test_an_image_is_stitched_by_the_same_code(bench: WorkerBench) -> None
     assert job.result is not None, job.error
     assert (job.plan, job.result.steps_run) == (plan, 8)
     latents = [decode_state(await bench.blobs.get(one.key), one.codec) for one in plan.sources]
-    start = FromState(stitch(latents[0], latents[1], thing()[:1], ~thing()[:1]), 2)
+    start = FromState(stitch(latents[0], latents[1], thing(16)[:1], ~thing(16)[:1]), 2)
     again = redraw(bench.service._place.families[bench.model], job.request, job.plan, start=start)
     assert np.array_equal(again.pixels, await bench.picture(job))
 

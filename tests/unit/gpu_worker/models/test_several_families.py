@@ -27,7 +27,9 @@ FAMILIES = ("sd3", "sana", "flux", "sdxl")
 async def four(tmp_path: Path) -> AsyncIterator[WorkerBench]:
     """One worker with a model of every family, bit-equal."""
     large, *smalls = (str(small_sized(tiny_families.save(tmp_path / name, name))) for name in FAMILIES)
-    async with running_worker(tmp_path / "data", large, small=",".join(smalls), batch_invariant=4) as running:
+    async with running_worker(
+        tmp_path / "data", large, small=",".join(smalls), batch_invariant=2, max_rows=2
+    ) as running:
         yield running
 
 
@@ -81,7 +83,7 @@ async def test_a_model_with_a_t_of_its_own_goes_on_at_the_same_noise_level_of_it
         str(tiny.build(tmp_path, seed=1, name="turbo-ddim", clip=False) / "turbo-ddim"),
         str(tiny_families.save(tmp_path / "turbo-flow", "sd3", seed=1)),
     ]
-    async with running_worker(tmp_path / "data", large, small=",".join(smalls), batch_invariant=4) as bench:
+    async with running_worker(tmp_path / "data", large, small=",".join(smalls), batch_invariant=2, max_rows=2) as bench:
         entry = await bench.cache(source := await bench.draw())
         png = await bench.blobs.get(entry.picture_key)
         for name in ("turbo-ddim", "turbo-flow"):

@@ -33,7 +33,7 @@ def pair_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def pair(pair_folder: Path, tmp_path: Path) -> AsyncIterator[WorkerBench]:
     """Large and small in one worker, bit-equal."""
     large, small = (str(pair_folder / name) for name in ("large", "tiny-small"))
-    async with running_worker(tmp_path / "data", large, small=small, batch_invariant=4) as running:
+    async with running_worker(tmp_path / "data", large, small=small, batch_invariant=2, max_rows=2) as running:
         yield running
 
 
