@@ -199,7 +199,8 @@ class _Preparation:
 
     async def with_region(self, prepared: Prepared) -> Prepared:
         """Return the start with the image whose unchanged patches it holds, if the plan names one."""
-        plan, start = await with_region(prepared.plan, prepared.start, self._read)
+        runs_patches = prepared.family is not None and prepared.family.region_side > 0
+        plan, start = await with_region(prepared.plan, prepared.start, runs_patches, self._read)
         return replace(prepared, plan=plan, start=start)
 
     async def read_lead(self, lead: Lead) -> Pixels:

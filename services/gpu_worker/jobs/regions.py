@@ -12,9 +12,12 @@ from shared.domain.errors import AfterimageError
 from shared.domain.types import Plan
 
 
-async def with_region(plan: Plan, start: Start, read: Callable[[str, str], Awaitable[bytes]]) -> tuple[Plan, Start]:
-    """Return plan and start with the image that the plan names. Where it cannot be read, the run computes all patches,
-    and the plan notes why. A run that held nothing when it was interrupted goes on so.
+async def with_region(
+    plan: Plan, start: Start, runs_patches: bool, read: Callable[[str, str], Awaitable[bytes]]
+) -> tuple[Plan, Start]:
+    """Return plan and start with the image that the plan names. Where it cannot be read, or where the worker does not
+    run patches, the run computes whole images, and the plan notes why. A run that held nothing when it was interrupted
+    goes on so.
 
     read: returns the bytes under a key with this sha256.
     """
@@ -22,10 +25,16 @@ async def with_region(plan: Plan, start: Start, read: Callable[[str, str], Await
         return plan, start
     if isinstance(start, FromCheckpoint) and start.anew is None:
         return plan, start
+    if not runs_patches:
+        return _without(plan, "this worker runs whole images"), start
     source = plan.first_source
     try:
         pixels = await asyncio.to_thread(decode_png, await read(source.picture_key, source.picture_sha256))
     except AfterimageError as error:
-        why = f"regions: {error.outside}; all patches are computed"
-        return replace(plan, region_until=0, degraded=(*plan.degraded, why)), start
+        return _without(plan, error.outside), start
     return plan, replace(start, region=Region(pixels, plan.region_until))
+
+
+def _without(plan: Plan, why: str) -> Plan:
+    note = f"regions: {why}; all patches are computed"
+    return replace(plan, region_until=0, degraded=(*plan.degraded, note))

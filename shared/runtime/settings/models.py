@@ -120,8 +120,8 @@ class Models(Section):
     regions: Literal["off", "on"] = Field(
         "off",
         description="With on, an image that starts from another one's latent computes only the patches that change: "
-        "the others keep that image's trajectory until shortly before the end. Needs layout=patches, which pays on a "
-        "GPU only; batch_invariant must be 0. Family unet; other families compute whole images.",
+        "the others keep that image's trajectory until shortly before the end. Needs layout=patches, which costs more "
+        "time than it saves on a CPU; batch_invariant must be 0. Family unet; other families compute whole images.",
     )
     resident_bytes: int = Field(
         0,

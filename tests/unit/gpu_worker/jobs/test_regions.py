@@ -70,6 +70,14 @@ async def test_without_the_image_all_patches_are_computed(cutting: WorkerBench, 
     assert np.array_equal(await cutting.picture(job), await cutting.picture(plain))
 
 
+async def test_a_worker_without_patches_computes_whole_images(bench: WorkerBench) -> None:
+    _, plan = await source(bench)
+    job = await bench.draw(plan, steps=T)
+    assert job.result is not None, job.error
+    assert (job.plan.region_until, job.result.skipped) == (0, 0.0)
+    assert job.plan.degraded == ("regions: this worker runs whole images; all patches are computed",)
+
+
 async def test_a_resumed_run_holds_the_region_of_the_lost_one(cutting: WorkerBench) -> None:
     _, plan = await source(cutting)
     anew = np.zeros((16, 16), np.bool_)
