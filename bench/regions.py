@@ -1,12 +1,12 @@
-"""Starts from another image's latent that compute only the region that differs (Chorus' stages): quality and savings.
+"""Starts from another image's latent that compute only the patches that change (Chorus' stages): quality and savings.
 
-    python -m bench.regions            (about ten minutes of one core)
-    python -m bench.regions --tiny     # four pairs of ten steps: does the command work?
+    python -m bench.regions            (about fifteen minutes of one core)
+    python -m bench.regions --tiny     # four pairs of twenty steps: does the command work?
 
-Pairs of prompts differ in their object or in their background. The second image starts from a latent of the first at K.
-With a region, cells outside keep the first image's latents after each step up to `--until`; later steps compute every
-cell. The region is the segmenter's mask on the first image: of the object, or of the background, grown by `--grow`
-cells. `computed` is the share of cells × steps that a run would compute if cells outside cost nothing, 1: from noise.
+Pairs of prompts differ in their object or in their background. The second image starts from a latent of the first at
+`--k`: plainly; with a region, as the setting `regions` does it; and plainly at `--later`. `computed` counts the blocks
+and patches that ran, as a share of those of a run from noise. `seconds` is processor time for an image: a start with a
+region cuts images into patches of `--patch-px`, the others run whole.
 """
 
 from __future__ import annotations
@@ -27,24 +27,20 @@ from bench.measuring.quiet import quiet
 from bench.measuring.recording import command_line, machine, record, settings_of, table
 from services.cli.profiles.judging import judge_of, vectors_of
 from services.cli.profiles.pairs import ScenePair, changed, scene_pairs
-from services.cli.profiles.stitched import parts_of
 from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import Finished, LatentCaptured, Left
-from services.gpu_worker.engine.rows import FromState, Row, Start, Stepped, Task
+from services.gpu_worker.engine.rows import FromState, Pixels, Region, Start, Task
 from services.gpu_worker.families import load_family
 from services.gpu_worker.families.pipeline import PipelineFamily
-from services.segmenter.choice import open_segmenter
-from services.segmenter.masks import Grid, packed_masks
-from shared.domain.masks import unpack
-from shared.models import find_card
-from shared.models.quality import Measures, Pixels, Quality, compare, likeness, look
+from shared.domain.regions import region_until
+from shared.models import ModelCard, find_card
+from shared.models.quality import Quality, compare, likeness, look
 from shared.runtime.progress import Remaining
 from shared.runtime.settings import Settings
 
 KINDS = ("object", "background")
-Mask = npt.NDArray[np.bool_]
-Latents = dict[int, npt.NDArray[np.float32]]
-"""Step → latent after it."""
+Latents = dict[str, npt.NDArray[np.float32]]
+"""Task → the latent that it captured, under `id@step`."""
 
 
 @dataclass(frozen=True)
@@ -53,129 +49,84 @@ class Way:
 
     name: str
     k: int
-    until: int = 0
-    """Last step whose result outside the region is replaced; 0: the region is the whole image."""
+    region: bool = False
+    cut: bool = False
+    """Run on patches although no region needs them."""
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a run keeps of its source."""
+class Ran:
+    """What the engine gave for a list of tasks."""
 
-    mask: torch.Tensor
-    """(h, w): cells that are computed."""
+    images: dict[str, Pixels]
     latents: Latents
-    until: int
+    skipped: dict[str, float]
+    """Task → share of its steps' blocks that did not run."""
+    cpu_s: float
 
 
-class Holding:
-    """The family's step, after which some runs keep their source's latents outside their region."""
-
-    def __init__(self, family: PipelineFamily) -> None:
-        self.held: dict[str, Held] = {}
-        self._step = family.step
-
-    def __call__(self, rows: Sequence[Row]) -> list[Stepped]:
-        return [self._kept(row, one) for row, one in zip(rows, self._step(rows), strict=True)]
-
-    def _kept(self, row: Row, one: Stepped) -> Stepped:
-        held, step = self.held.get(row.task.id), row.done + 1
-        if held is None or step > held.until:
-            return one
-        return replace(one, latent=torch.where(held.mask, one.latent, torch.from_numpy(held.latents[step])))
-
-
-def grown(mask: Mask, cells: int) -> Mask:
-    """Return the mask, (h, w), with all cells within this many of one of its own, diagonals included."""
-    if not cells:
-        return mask
-    pooled = torch.nn.functional.max_pool2d(torch.from_numpy(mask)[None, None].float(), 2 * cells + 1, 1, cells)
-    found: Mask = pooled[0, 0].bool().numpy()
-    return found
-
-
-def computed(way: Way, share: float, steps: int) -> float:
-    """Return the cells × steps that a run computes, as a share of those of a run from noise. share: of the region."""
-    held = max(way.until - way.k, 0)
-    return (held * share + steps - way.k - held) / steps
-
-
-def run(family: PipelineFamily, tasks: Sequence[Task], rows: int) -> tuple[dict[str, Pixels], dict[str, Latents]]:
-    """Return the images and the captured latents by task."""
+def run(family: PipelineFamily, tasks: Sequence[Task], rows: int) -> Ran:
+    """Run the tasks, `rows` at a time."""
     engine = Engine({family.card.name: family}, max_rows=rows)
     for task in tasks:
         engine.submit(task)
-    images: dict[str, Pixels] = {}
-    latents: dict[str, Latents] = {task.id: {} for task in tasks}
+    images, latents, skipped, begun = dict[str, Pixels](), Latents(), dict[str, float](), time.process_time()
     while not engine.idle:
         for event in engine.step():
             if isinstance(event, LatentCaptured):
-                latents[event.id][event.step] = np.asarray(event.latent, np.float32).copy()
+                latents[f"{event.id}@{event.step}"] = np.asarray(event.latent, np.float32).copy()
             elif isinstance(event, Finished):
-                images[event.id] = event.pixels
+                images[event.id], skipped[event.id] = event.pixels, event.skipped
             elif isinstance(event, Left):
                 raise event.error
-    return images, latents
+    return Ran(images, latents, skipped, time.process_time() - begun)
 
 
 class Measurement:
     """The images of all pairs, chunk by chunk, and what they measure."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        card = find_card(options.model)
-        family = load_family(card, device="cpu")
-        assert isinstance(family, PipelineFamily)
-        self._family, self._options, self._holding = family, options, Holding(family)
-        setattr(family, "step", self._holding)  # noqa: B010 — the engine runs unchanged around it
-        settings = Settings()
-        self._segmenter = open_segmenter(settings.segmenter, "cpu")
-        self._threshold = settings.segment_threshold
-        self._encoder = open_encoder(settings.encoder)
+        self._whole = self._loaded(find_card(options.model))
+        self._cut = self._loaded(replace(find_card(options.model), regions=True), options.patch_px)
+        self._options = options
+        self._encoder = open_encoder(Settings().encoder)
         judge, why = judge_of(1)
         if judge is None:
             raise SystemExit(f"regions: {why}")
         self._judge = judge
 
-    def region(self, pair: ScenePair, source: Pixels) -> Mask | None:
-        """Return the cells that differ by the source's image; None where the segmenter finds none."""
-        parts = parts_of(pair.before_text)
-        if not parts.both:
-            return None
-        shares = self._segmenter.segment(source[None], [parts.object, parts.background])
-        found = packed_masks(shares, Grid.of(self._family.card), self._threshold)
-        if not isinstance(found, bytes):
-            return None
-        of_object, of_background = unpack(found)
-        return grown((of_object if pair.kind == "object" else of_background)[0], self._options.grow)
+    def _loaded(self, card: ModelCard, patch_px: int = 0) -> PipelineFamily:
+        layout = "patches" if patch_px else "groups"
+        family = load_family(card, device="cpu", layout=layout, patch_px=patch_px)
+        assert isinstance(family, PipelineFamily)
+        return family
 
     def chunk(self, pairs: Sequence[ScenePair], ways: Sequence[Way]) -> list[dict[str, Any]]:
         """Return one record for each pair and way, and for the runs from noise."""
-        steps = self._options.steps
-        firsts = [self._task(pair, "before", capture_steps=tuple(range(1, steps))) for pair in pairs]
-        images, latents = run(
-            self._family, [*firsts, *(self._task(pair, "noise") for pair in pairs)], self._options.rows
+        options, steps = self._options, sorted({way.k for way in ways})
+        firsts = run(
+            self._whole, [self._task(pair, "before", capture_steps=tuple(steps)) for pair in pairs], options.rows
         )
-        found, tasks = {}, []
-        for pair in pairs:
-            name = f"{pair.number}/before"
-            region = self.region(pair, images[name])
-            if region is None:
-                continue
-            found[pair.number] = region
-            for way in ways:
-                task = self._task(pair, way.name, FromState(latents[name][way.k], way.k))
-                self._holding.held[task.id] = Held(torch.from_numpy(region), latents[name], way.until)
-                tasks.append(task)
-        images |= run(self._family, tasks, self._options.rows)[0]
-        self._holding.held.clear()
+        ran = {"noise": run(self._whole, [self._task(pair, "noise") for pair in pairs], options.rows)}
+        for way in ways:
+            family = self._cut if way.region or way.cut else self._whole
+            assert self._cut._patched is not None
+            self._cut._patched.always_cut = way.cut
+            ran[way.name] = run(family, [self._started(pair, way, firsts) for pair in pairs], options.rows)
         return [
-            self._record(pair, name, images, found[pair.number])
+            self._record(pair, name, of, firsts.images[f"{pair.number}/before"], len(pairs))
             for pair in pairs
-            if pair.number in found
-            for name in ("noise", *(way.name for way in ways))
+            for name, of in ran.items()
         ]
 
+    def _started(self, pair: ScenePair, way: Way, firsts: Ran) -> Task:
+        source, steps = f"{pair.number}/before", self._options.steps
+        until = region_until(way.k, steps) if way.region else 0
+        region = Region(firsts.images[source], until) if until else None
+        return self._task(pair, way.name, FromState(firsts.latents[f"{source}@{way.k}"], way.k, region=region))
+
     def _task(self, pair: ScenePair, name: str, start: Start | None = None, **fields: Any) -> Task:
-        card, before = self._family.card, name == "before"
+        card, before = self._whole.card, name == "before"
         task = Task(
             id=f"{pair.number}/{name}",
             model=card.name,
@@ -188,8 +139,9 @@ class Measurement:
         )
         return task if start is None else replace(task, start=start)
 
-    def _record(self, pair: ScenePair, name: str, images: Mapping[str, Pixels], region: Mask) -> dict[str, Any]:
-        pixels, source = images[f"{pair.number}/{name}"], images[f"{pair.number}/before"]
+    def _record(self, pair: ScenePair, name: str, ran: Ran, source: Pixels, images: int) -> dict[str, Any]:
+        task = f"{pair.number}/{name}"
+        pixels = ran.images[task]
         (judged,), (vector,) = self._judge([pixels], pair.after), vectors_of(self._encoder, [pixels])
         text = self._encoder.texts([pair.after_text])[0].vector
         score = max(float(vector @ np.frombuffer(text, np.float32)), 0.0)
@@ -197,36 +149,41 @@ class Measurement:
         measures = replace(look(pixels), score=score, shown=shown, likeness=likeness(pixels, source))
         return {
             "pair": pair.number, "kind": pair.kind, "way": name, "measures": measures,
-            "all_right": all(judged.values()), "share": float(region.mean()),
+            "all_right": all(judged.values()), "skipped": ran.skipped[task], "seconds": ran.cpu_s / images,
         }  # fmt: skip
 
 
 def figures_of(records: Sequence[Mapping[str, Any]], ways: Sequence[Way], steps: int) -> dict[str, Any]:
-    """Return quality against noise, and the cells computed, of each way and kind of change."""
+    """Return quality against noise, blocks computed and processor time, of each way and kind of change."""
     found: dict[str, Any] = {}
     for kind in (*KINDS, "both"):
         of = [one for one in records if kind in ("both", one["kind"])]
-        noise: list[Measures] = [one["measures"] for one in of if one["way"] == "noise"]
-        found[kind] = {"pairs": len(noise), "region": fmean(one["share"] for one in of), "ways": {}}
-        right = {
-            name: fmean(one["all_right"] for one in of if one["way"] == name) for name in {one["way"] for one in of}
-        }
-        found[kind]["noise_all_right"] = right["noise"]
+        noise = [one for one in of if one["way"] == "noise"]
+        found[kind] = {"pairs": len(noise), "noise": _costs(noise, 0, steps), "ways": {}}
         for way in ways:
             own = [one for one in of if one["way"] == way.name]
-            quality: Quality = compare([one["measures"] for one in own], noise)
+            quality: Quality = compare([one["measures"] for one in own], [one["measures"] for one in noise])
             measured = {name: value.value for name in Quality.__dataclass_fields__ if (value := getattr(quality, name))}
-            share = fmean(computed(way, one["share"] if way.until else 1.0, steps) for one in own)
-            found[kind]["ways"][way.name] = {**measured, "all_right": right[way.name], "computed": share}
+            found[kind]["ways"][way.name] = {**measured, **_costs(own, way.k, steps)}
     return found
 
 
+def _costs(records: Sequence[Mapping[str, Any]], k: int, steps: int) -> dict[str, float]:
+    """Return means over images: attributes right, the share of a run from noise that was computed, processor time."""
+    return {
+        "all_right": fmean(one["all_right"] for one in records),
+        "computed": fmean((steps - k) / steps * (1 - one["skipped"]) for one in records),
+        "seconds": fmean(one["seconds"] for one in records),
+    }
+
+
 def report(figures: Mapping[str, Any]) -> str:
-    names = ("computed", "fidelity", "attributes", "all_right", "contrast", "saturation", "sharpness", "copying")
+    names = ("computed", "seconds", "fidelity", "attributes", "all_right", "contrast", "saturation", "sharpness",
+             "copying")  # fmt: skip
     rows = [
         [f"{kind} ({of['pairs']})", way, *(f"{one.get(name, float('nan')):.3f}" for name in names)]
         for kind, of in figures.items()
-        for way, one in of["ways"].items()
+        for way, one in {"noise": of["noise"], **of["ways"]}.items()
     ]
     return f"\n{table(['change (pairs)', 'start', *names], rows)}"
 
@@ -236,23 +193,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="bundled:large")
     parser.add_argument("--pairs", type=int, default=32, help="pairs of each kind of change")
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--k", type=int, default=15, help="start step of the starts with a region")
-    parser.add_argument("--later", type=int, default=25, help="start step of a plain start that saves as much")
-    parser.add_argument("--until", type=int, nargs="+", default=[35, 47], help="last steps that keep cells outside")
-    parser.add_argument("--grow", type=int, default=2, help="cells by which the region is grown")
+    parser.add_argument("--k", type=int, default=15, help="start step of the plain start and of the region")
+    parser.add_argument("--later", type=int, default=25, help="start step of another plain start, which computes less")
+    parser.add_argument("--patch-px", type=int, default=16, help="side of a patch, as the setting patch_px")
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--seed", default="regions")
     parser.add_argument("--tiny", action="store_true", help="two pairs of each kind, T = 10")
     options = parser.parse_args(arguments)
     if options.tiny:
-        options.pairs, options.steps, options.k, options.later, options.until = 2, 10, 3, 5, [7]
-    if late := [step for step in (options.k, options.later, *options.until) if not 0 < step < options.steps]:
-        parser.error(f"--k, --later and --until must be between 0 and --steps {options.steps} (got {late[0]})")
+        options.pairs, options.steps, options.k, options.later = 2, 20, 5, 10
+    if late := [step for step in (options.k, options.later) if not 0 < step < options.steps]:
+        parser.error(f"--k and --later must be between 0 and --steps {options.steps} (got {late[0]})")
     quiet()
     torch.set_num_threads(1)
     on, begun = machine(), time.monotonic()
-    ways = [Way("plain", options.k), Way("plain, later", options.later)]
-    ways += [Way(f"region until {until}", options.k, until) for until in options.until]
+    ways = [
+        Way("plain", options.k),
+        Way("plain, on patches", options.k, cut=True),
+        Way("region", options.k, region=True),
+        Way("plain, later", options.later),
+    ]
     measurement, records = Measurement(options), list[dict[str, Any]]()
     every = [pair for pair in scene_pairs(8 * options.pairs, options.seed) if pair.kind in KINDS]
     pairs = [pair for kind in KINDS for pair in [one for one in every if one.kind == kind][: options.pairs]]
@@ -266,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             progress.advance()
     figures = figures_of(records, ways, options.steps)
     print(report(figures))
-    found = {"kinds": figures, "unmasked": len(pairs) - len({one["pair"] for one in records})}
+    found: dict[str, Any] = {"kinds": figures}
     found["seconds"] = round(time.monotonic() - begun, 1)
     record("regions" + ("_tiny" if options.tiny else ""), found, settings_of(options), on=on, folder=options.out)
 

@@ -198,7 +198,7 @@ class Candidate(_message.Message):
     def __init__(self, entry_id: _Optional[str] = ..., kind: _Optional[str] = ..., similarity: _Optional[float] = ..., wished_step: _Optional[int] = ..., start_step: _Optional[int] = ..., prompt: _Optional[str] = ..., chosen: bool = ..., reason: _Optional[str] = ..., model: _Optional[str] = ..., relation: _Optional[str] = ..., steps: _Optional[int] = ..., background_id: _Optional[str] = ..., background_prompt: _Optional[str] = ..., object_similarity: _Optional[float] = ..., background_similarity: _Optional[float] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("source", "model", "start_step", "entry_id", "state_key", "similarity", "capture_steps", "may_run", "fresh_noise", "noise_seed", "weights_hash", "candidates", "reason", "degraded", "predicted_hit", "looked_up", "found", "sampled", "state_sha256", "state_codec", "miss_model", "fallback", "relation", "root", "sources", "miss_steps", "miss_prompted_from", "lead", "parts", "background_root", "step_reuse", "for_deadline", "soonest", "uncached")
+    __slots__ = ("source", "model", "start_step", "entry_id", "state_key", "similarity", "capture_steps", "may_run", "fresh_noise", "noise_seed", "weights_hash", "candidates", "reason", "degraded", "predicted_hit", "looked_up", "found", "sampled", "state_sha256", "state_codec", "miss_model", "fallback", "relation", "root", "sources", "miss_steps", "miss_prompted_from", "lead", "parts", "background_root", "step_reuse", "for_deadline", "soonest", "uncached", "region_until")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     START_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +233,7 @@ class Plan(_message.Message):
     FOR_DEADLINE_FIELD_NUMBER: _ClassVar[int]
     SOONEST_FIELD_NUMBER: _ClassVar[int]
     UNCACHED_FIELD_NUMBER: _ClassVar[int]
+    REGION_UNTIL_FIELD_NUMBER: _ClassVar[int]
     source: PlanSource
     model: str
     start_step: int
@@ -267,7 +268,8 @@ class Plan(_message.Message):
     for_deadline: str
     soonest: Soonest
     uncached: bool
-    def __init__(self, source: _Optional[_Union[PlanSource, str]] = ..., model: _Optional[str] = ..., start_step: _Optional[int] = ..., entry_id: _Optional[str] = ..., state_key: _Optional[str] = ..., similarity: _Optional[float] = ..., capture_steps: _Optional[_Iterable[int]] = ..., may_run: _Optional[_Iterable[_Union[ModelPlan, _Mapping]]] = ..., fresh_noise: _Optional[float] = ..., noise_seed: _Optional[int] = ..., weights_hash: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., reason: _Optional[str] = ..., degraded: _Optional[_Iterable[str]] = ..., predicted_hit: bool = ..., looked_up: bool = ..., found: bool = ..., sampled: bool = ..., state_sha256: _Optional[str] = ..., state_codec: _Optional[str] = ..., miss_model: _Optional[str] = ..., fallback: _Optional[_Union[Plan, _Mapping]] = ..., relation: _Optional[str] = ..., root: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., miss_steps: _Optional[int] = ..., miss_prompted_from: _Optional[int] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., parts: _Optional[_Union[PromptParts, _Mapping]] = ..., background_root: _Optional[str] = ..., step_reuse: _Optional[str] = ..., for_deadline: _Optional[str] = ..., soonest: _Optional[_Union[Soonest, _Mapping]] = ..., uncached: bool = ...) -> None: ...
+    region_until: int
+    def __init__(self, source: _Optional[_Union[PlanSource, str]] = ..., model: _Optional[str] = ..., start_step: _Optional[int] = ..., entry_id: _Optional[str] = ..., state_key: _Optional[str] = ..., similarity: _Optional[float] = ..., capture_steps: _Optional[_Iterable[int]] = ..., may_run: _Optional[_Iterable[_Union[ModelPlan, _Mapping]]] = ..., fresh_noise: _Optional[float] = ..., noise_seed: _Optional[int] = ..., weights_hash: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., reason: _Optional[str] = ..., degraded: _Optional[_Iterable[str]] = ..., predicted_hit: bool = ..., looked_up: bool = ..., found: bool = ..., sampled: bool = ..., state_sha256: _Optional[str] = ..., state_codec: _Optional[str] = ..., miss_model: _Optional[str] = ..., fallback: _Optional[_Union[Plan, _Mapping]] = ..., relation: _Optional[str] = ..., root: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., miss_steps: _Optional[int] = ..., miss_prompted_from: _Optional[int] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., parts: _Optional[_Union[PromptParts, _Mapping]] = ..., background_root: _Optional[str] = ..., step_reuse: _Optional[str] = ..., for_deadline: _Optional[str] = ..., soonest: _Optional[_Union[Soonest, _Mapping]] = ..., uncached: bool = ..., region_until: _Optional[int] = ...) -> None: ...
 
 class Soonest(_message.Message):
     __slots__ = ("run", "finish_s", "alone_s")
@@ -302,20 +304,24 @@ class Lead(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., key: _Optional[str] = ..., sha256: _Optional[str] = ..., frames: _Optional[int] = ..., held: _Optional[int] = ...) -> None: ...
 
 class Source(_message.Message):
-    __slots__ = ("entry_id", "key", "sha256", "codec", "mask_key", "mask_sha256")
+    __slots__ = ("entry_id", "key", "sha256", "codec", "mask_key", "mask_sha256", "picture_key", "picture_sha256")
     ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
     MASK_KEY_FIELD_NUMBER: _ClassVar[int]
     MASK_SHA256_FIELD_NUMBER: _ClassVar[int]
+    PICTURE_KEY_FIELD_NUMBER: _ClassVar[int]
+    PICTURE_SHA256_FIELD_NUMBER: _ClassVar[int]
     entry_id: str
     key: str
     sha256: str
     codec: str
     mask_key: str
     mask_sha256: str
-    def __init__(self, entry_id: _Optional[str] = ..., key: _Optional[str] = ..., sha256: _Optional[str] = ..., codec: _Optional[str] = ..., mask_key: _Optional[str] = ..., mask_sha256: _Optional[str] = ...) -> None: ...
+    picture_key: str
+    picture_sha256: str
+    def __init__(self, entry_id: _Optional[str] = ..., key: _Optional[str] = ..., sha256: _Optional[str] = ..., codec: _Optional[str] = ..., mask_key: _Optional[str] = ..., mask_sha256: _Optional[str] = ..., picture_key: _Optional[str] = ..., picture_sha256: _Optional[str] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("embed_s", "predict_s", "plan_s", "accept_s", "queue_s", "fetch_s", "encode_s", "denoise_s", "decode_s", "store_s", "total_s", "extract_s")
@@ -346,7 +352,7 @@ class Timings(_message.Message):
     def __init__(self, embed_s: _Optional[float] = ..., predict_s: _Optional[float] = ..., plan_s: _Optional[float] = ..., accept_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., fetch_s: _Optional[float] = ..., encode_s: _Optional[float] = ..., denoise_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., store_s: _Optional[float] = ..., total_s: _Optional[float] = ..., extract_s: _Optional[float] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("id", "state", "request", "plan", "attempt", "error", "model", "steps_run", "timings", "warnings", "created_at", "updated_at", "seed_given", "picture_bytes", "picture_sha256", "fps", "deadline_met", "predicted_s", "standalone_s")
+    __slots__ = ("id", "state", "request", "plan", "attempt", "error", "model", "steps_run", "timings", "warnings", "created_at", "updated_at", "seed_given", "picture_bytes", "picture_sha256", "fps", "deadline_met", "predicted_s", "standalone_s", "skipped")
     ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -366,6 +372,7 @@ class Job(_message.Message):
     DEADLINE_MET_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_S_FIELD_NUMBER: _ClassVar[int]
     STANDALONE_S_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     id: str
     state: JobState
     request: Request
@@ -385,7 +392,8 @@ class Job(_message.Message):
     deadline_met: bool
     predicted_s: float
     standalone_s: float
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., attempt: _Optional[int] = ..., error: _Optional[str] = ..., model: _Optional[str] = ..., steps_run: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., warnings: _Optional[_Iterable[str]] = ..., created_at: _Optional[float] = ..., updated_at: _Optional[float] = ..., seed_given: bool = ..., picture_bytes: _Optional[int] = ..., picture_sha256: _Optional[str] = ..., fps: _Optional[float] = ..., deadline_met: bool = ..., predicted_s: _Optional[float] = ..., standalone_s: _Optional[float] = ...) -> None: ...
+    skipped: float
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., attempt: _Optional[int] = ..., error: _Optional[str] = ..., model: _Optional[str] = ..., steps_run: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., warnings: _Optional[_Iterable[str]] = ..., created_at: _Optional[float] = ..., updated_at: _Optional[float] = ..., seed_given: bool = ..., picture_bytes: _Optional[int] = ..., picture_sha256: _Optional[str] = ..., fps: _Optional[float] = ..., deadline_met: bool = ..., predicted_s: _Optional[float] = ..., standalone_s: _Optional[float] = ..., skipped: _Optional[float] = ...) -> None: ...
 
 class Erasure(_message.Message):
     __slots__ = ("removed", "left")

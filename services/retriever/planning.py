@@ -12,6 +12,7 @@ from services.retriever.bounds import PAIR, Near
 from services.retriever.choice import choose, judged
 from services.retriever.pairs import SHOWN, background_root, best_first, said_pair, sources_of, starts_pairs
 from services.retriever.question import Question, Rules
+from services.retriever.regions import with_region
 from services.retriever.selection import Weighed
 from services.retriever.starts import Found, Option, Start, starts_images, starts_latents, starts_noise
 from services.retriever.variety import REFUSED
@@ -218,7 +219,7 @@ def start_plan(options: Options, base: Plan, best: Option) -> Plan:
     kept = capture_steps(rules.capture_steps, first.steps, first.step, insert_on_hit=rules.insert_on_hit)
     hashes = {one.model: one.weights_hash for one in rules.refiners}
     kind = PlanSource.STITCHED if best.second is not None else PlanSource.LATENT
-    return replace(
+    plan = replace(
         base,
         source=PlanSource.IMAGE if best.is_image else kind,
         model=first.model,
@@ -238,6 +239,7 @@ def start_plan(options: Options, base: Plan, best: Option) -> Plan:
         background_root=background_root(best),
         reason=_why_started(options, best, runs),
     )
+    return with_region(plan, rules, best, request.steps)
 
 
 def _varied(rules: Rules, candidates: Sequence[Candidate] = ()) -> bool:

@@ -116,5 +116,7 @@ class Rules:
     """None: plans name no relations. With `reuse_rules=paper` relations are recorded and refuse nothing."""
     pairs: bool = True
     """Whether a pair may start a request that names object and background."""
+    regions: bool = False
+    """Whether the model asked for computes only the patches that change, where an image starts from a latent."""
     every_start: bool = False
     """List every start up to the allowed K, not the latest one alone."""

@@ -227,4 +227,5 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             known.card.prompted_from,
             question.variety(self._entries.seen, settings),
             known.pair_table(encoder, settings) is not None,
+            known.card.regions,
         ), notes

@@ -33,6 +33,8 @@ class JobView:
     picture_sha256: str = ""
     fps: float = field(default=0.0, kw_only=True)
     """Frames per second at which the job's clip plays; 0 for an image."""
+    skipped: float = field(default=0.0, kw_only=True)
+    """Share of the work of `steps_run` that took earlier outputs of the denoiser's blocks instead."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,7 @@ def _fields(message: common_pb2.Job, *, planned: bool = False) -> dict[str, Any]
         "picture_bytes": message.picture_bytes,
         "picture_sha256": message.picture_sha256,
         "fps": message.fps,
+        "skipped": message.skipped,
     }
 
 

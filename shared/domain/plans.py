@@ -91,6 +91,9 @@ class Source(Stored):
     mask_key: Annotated[str, Field(exclude_if=lambda key: not key)] = ""
     """Blob key of the entry's masks, by which a pair is stitched; empty where the start is no pair."""
     mask_sha256: Annotated[str, Field(exclude_if=lambda sha256: not sha256)] = ""
+    picture_key: Annotated[str, Field(exclude_if=lambda key: not key)] = ""
+    """Blob key of the entry's image, whose unchanged patches the run holds; empty without `Plan.region_until`."""
+    picture_sha256: Annotated[str, Field(exclude_if=lambda sha256: not sha256)] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +186,8 @@ class Plan(Stored):
     """What the plan changes so that the request meets its deadline: `model`, `steps` or `start`; empty: nothing."""
     uncached: Annotated[bool, Field(exclude_if=lambda uncached: not uncached)] = False
     """The result becomes no cache entry, because it descends from an uploaded image (docs/adr/0026-uploads.md)."""
+    region_until: Annotated[int, Field(exclude_if=lambda step: not step)] = 0
+    """Step up to which unchanged patches keep the source's trajectory (docs/adr/0023-regions.md); 0: none do."""
     soonest: Annotated[Soonest | None, Field(exclude_if=lambda one: one is None)] = None
     """The soonest run within the bound; set where even that is predicted late."""
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
 
 from shared.domain.cached import (
     BACKGROUND,
@@ -133,6 +136,8 @@ class Result(Stored):
     captured: tuple[Captured, ...] = ()
     compat: CompatKey | None = None
     """Compatibility of the captured states; None when no state was captured."""
+    skipped: Annotated[float, Field(exclude_if=lambda share: not share)] = 0.0
+    """Share of the work of `steps_run` that took earlier outputs of blocks instead (`step_reuse`, `regions`)."""
 
 
 @dataclass(frozen=True, slots=True)

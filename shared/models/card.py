@@ -147,6 +147,8 @@ class ModelCard:
     reuse_with: tuple[str, int] | None = None
     """Settings `layout` and `patch_px` with which blocks may be reused between steps; None: `step_reuse` is off. Set by
     card_for, never written."""
+    regions: bool = False
+    """Starts from a latent compute only the patches that change (setting `regions`). Set by card_for, never written."""
 
     def __post_init__(self) -> None:
         if self.frames.window < 0 or not 1 <= self.frames.stride <= (self.frames.window or self.frames.stride):

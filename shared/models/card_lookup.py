@@ -16,6 +16,7 @@ from shared.models.added import added
 from shared.models.card import NOOP_PREFIX, ModelCard, SizeRule, is_hub_id, noop_card
 from shared.models.checkpoint import INDEX, read_json, said_by
 from shared.models.published import OF_SIZE, SHAPES, published
+from shared.models.step_reuse import UNETS
 from shared.runtime.settings import Settings
 
 BUNDLED = Path(__file__).parent / "bundled"
@@ -113,6 +114,8 @@ def card_for(name_or_path: str, settings: Settings) -> ModelCard:
         card = card_of_weights(hub.configurations(card.path, card.name), card.name, card.path)
     if settings.step_reuse == "auto" and not settings.batch_invariant:
         card = replace(card, reuse_with=(settings.layout, settings.patch_px))
+    if settings.regions == "on" and card.family in UNETS:
+        card = replace(card, regions=True)
     if settings.sampler not in ("auto", card.sampler):
         card = replace(card, sampler=settings.sampler, eta=0.0)
     if settings.dtype != "auto":
@@ -183,7 +186,9 @@ def read_card(path: Path) -> ModelCard:
 
 def write_card(card: ModelCard, folder: Path) -> None:
     """Write card.json into a folder of weights, without their path, so that the folder can be moved."""
-    (folder / "card.json").write_bytes(_CARD.dump_json(card, indent=2, exclude={"path", "reuse_with"}) + b"\n")
+    (folder / "card.json").write_bytes(
+        _CARD.dump_json(card, indent=2, exclude={"path", "reuse_with", "regions"}) + b"\n"
+    )
 
 
 def _defaults(folder: Path, like: str = "") -> dict[str, Any]:
@@ -203,7 +208,7 @@ def _defaults(folder: Path, like: str = "") -> dict[str, Any]:
     if not alike:
         return said
     own = [*SHAPES, *(OF_SIZE if said.get("default_size") != alike[0].default_size else ())]
-    known = _CARD.dump_python(alike[0], exclude={"name", "path", "k_table", "reuse_with", *own})
+    known = _CARD.dump_python(alike[0], exclude={"name", "path", "k_table", "reuse_with", "regions", *own})
     return {**known, **{name: said[name] for name in own if name in said}}
 
 

@@ -134,7 +134,7 @@ _PLAN_FIRST = ("entry_id", "state_key", "state_sha256", "state_codec")
 _PLAN_MORE = (
     "fresh_noise", "noise_seed", "weights_hash", "reason", "looked_up", "sampled", "miss_model", "miss_steps",
     "miss_prompted_from", "relation", "root", "background_root", "step_reuse",
-    "for_deadline", "uncached",
+    "for_deadline", "uncached", "region_until",
 )  # fmt: skip
 
 
@@ -233,6 +233,7 @@ def job_to_proto(job: Job) -> pb.Job:
     if job.result is not None:
         message.model = job.result.model
         message.steps_run = job.result.steps_run
+        message.skipped = job.result.skipped
         message.timings.CopyFrom(_plain(pb.Timings, job.result.timings))
         message.picture_bytes = job.result.picture_bytes
         message.picture_sha256 = job.result.picture_sha256

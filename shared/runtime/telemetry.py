@@ -100,6 +100,11 @@ class Metrics:
             "model",
         )
         self.steps_run = counter("steps_run", "Denoising steps run, one per row of the batch.", "model")
+        self.steps_skipped = counter(
+            "steps_skipped",
+            "Steps-equivalents of finished images that took earlier outputs of blocks instead (step_reuse, regions).",
+            "model",
+        )
         self.steps_saved = counter(
             "steps_saved",
             "Denoising steps that a cached state made unnecessary. Saved / (run + saved) is the share of work that the "

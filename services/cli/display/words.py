@@ -60,7 +60,8 @@ def where_it_started(view: JobView) -> str:
         return f"Exact repeat: the stored {kind_of(view)} was returned{seconds}, no step run."
     if plan.source is PlanSource.NOISE:
         return f"Started from noise{_continued(view)}: {counted(view.steps_run, 'step')}{seconds}{_resumed(view)}."
-    return f"Started after {_start(view)}: {counted(view.steps_run, 'step')}{seconds}{_saved(view)}{_resumed(view)}."
+    run = f"{counted(view.steps_run, 'step')}{seconds}{_saved(view)}{_skipped(view)}{_resumed(view)}"
+    return f"Started after {_start(view)}: {run}."
 
 
 def where_it_would_start(view: JobView) -> str:
@@ -78,6 +79,11 @@ def _saved(view: JobView) -> str:
     """Return the steps that the cache saved; empty where the client named the start."""
     named = view.job.request.named_job or view.job.plan.source is PlanSource.UPLOAD
     return "" if named else f", {view.job.plan.start_step} saved"
+
+
+def _skipped(view: JobView) -> str:
+    """Return the share of the steps' work that took earlier outputs of blocks instead; empty without."""
+    return f", {view.skipped:.0%} of their work skipped" if view.skipped else ""
 
 
 def _continued(view: JobView) -> str:
@@ -253,7 +259,7 @@ def job_sheet(view: JobView) -> Table:
         "parts": parts(plan),
         "relation": relation(plan),
         "degraded": "; ".join(plan.degraded),
-        "steps run": f"{view.steps_run}{_resumed(view)}",
+        "steps run": f"{view.steps_run}{_resumed(view)}{_skipped(view)}",
         "attempts": str(job.attempt),
         "deadline": deadline(job),
         "warnings": "; ".join(job.warnings),

@@ -17,7 +17,15 @@ def summary(job: Job) -> dict[str, Any]:
     request, result, plan = job.request, job.result, shown_plan(job.plan)
     timings = result.timings if result else Timings()
     model = result.model if result else plan.model
-    came = origin(Picture(replace(job, plan=plan), model, result.steps_run if result else 0, timings))
+    came = origin(
+        Picture(
+            replace(job, plan=plan),
+            model,
+            result.steps_run if result else 0,
+            timings,
+            skipped=result.skipped if result else 0.0,
+        )
+    )
     ended = job.updated_at if job.state.final else None
     return {
         "id": job.id,
@@ -35,6 +43,7 @@ def summary(job: Job) -> dict[str, Any]:
         "source": "upload" if request.upload is not None and request.upload.masked else came["source"],
         "start_step": came["start_step"],
         "steps_run": came["steps_run"],
+        "skipped": came["skipped"],
         "steps_saved": came["steps_saved"] if job.state is JobState.SUCCEEDED else 0,
         "similarity": came["similarity"],
         "relation": plan.relation,

@@ -92,6 +92,7 @@ def origin(picture: Picture) -> dict[str, Any]:
         "steps": steps,
         "steps_run": picture.steps_run,
         "steps_saved": saved,
+        "skipped": round(picture.skipped, 4),
         "model": picture.model,
         "seed": job.request.seed,
         "seconds": round(picture.timings.total_s, 4),

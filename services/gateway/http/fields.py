@@ -148,6 +148,7 @@ class Origin(BaseModel):
     steps: int
     steps_run: int
     steps_saved: int
+    skipped: float = Field(description="Share of the work of steps_run that took earlier outputs of blocks instead.")
     model: str
     seed: int
     seconds: float

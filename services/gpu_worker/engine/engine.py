@@ -213,10 +213,9 @@ class Engine:
         task = row.task
         if isinstance(stepped, Exception):
             return [self._leave(task.id, stepped)]
-        row.latent, row.renew, row.done = stepped.latent, 0.0, row.done + 1
-        if row.held is not None:
-            row.latent = row.held.put(row.latent, row.schedule, row.done)
-            stepped = Stepped(row.latent, row.held.put_clean(stepped.clean))
+        row.renew, row.done = 0.0, row.done + 1
+        stepped = _held(row, stepped)
+        row.latent = stepped.latent
         row.previous = stepped.clean if row.sampler.multistep else None
         events: list[Event] = []
         if self._clock() - row.told_at >= self._tell_every_s:
@@ -229,7 +228,8 @@ class Engine:
             row.saved_at = self._clock()
             history = None if row.previous is None else off_device(row.previous)
             latent = off_device(row.latent)
-            events.append(Checkpointed(task.id, row.done, latent, row.generator_state, row.noises, history))
+            anew = None if row.region is None else row.region.anew.cpu().numpy()
+            events.append(Checkpointed(task.id, row.done, latent, row.generator_state, row.noises, history, anew))
         return events
 
     def _worth_saving(self, row: Row) -> bool:
@@ -273,4 +273,18 @@ class Engine:
             steps_run=row.done - row.started,
             denoise_s=denoised - row.joined_at,
             decode_s=self._clock() - denoised,
+            skipped=row.skipped / max(row.done - row.started, 1),
         )
+
+
+def _held(row: Row, stepped: Stepped) -> Stepped:
+    """Return the result of the step that led to `done`, with what the row holds. Its region is found by the first step,
+    and ends after its last."""
+    if row.region is not None and row.done == row.started + 1 and row.region.anew.all():
+        row.held = row.region.found(stepped.clean)
+    if row.held is None:
+        return stepped
+    kept = Stepped(row.held.put(stepped.latent, row.schedule, row.done), row.held.put_clean(stepped.clean))
+    if row.region is not None and row.done == row.region.until:
+        row.held = None
+    return kept

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from services.gpu_worker.engine.noises import Noise
 from services.gpu_worker.engine.rows import Latent, Pixels
 
@@ -52,6 +55,8 @@ class Checkpointed:
     noises: tuple[Noise, ...] = ()
     previous: Latent | None = None
     """History of a multistep sampler, see FromCheckpoint."""
+    anew: npt.NDArray[np.bool_] | None = None
+    """Cells that the run generates where it holds the others for now, (h, w), see Region."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +70,8 @@ class Finished:
     denoise_s: float
     """Seconds from joining to the last step, shared with the other rows of the batch."""
     decode_s: float
+    skipped: float = 0.0
+    """Share of the steps' blocks that were not computed, by patches (engine/reuse)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

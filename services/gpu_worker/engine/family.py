@@ -30,6 +30,12 @@ class Family(Protocol):
         ...
 
     @property
+    def region_side(self) -> int:
+        """Return the latent cells per side of patches whose blocks need not run in steps that hold them (`regions`); 0:
+        every step computes whole images."""
+        ...
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes of the weights."""
         ...

@@ -1,13 +1,24 @@
-"""Held latents, which a run takes over: the first frames of a clip, or cells of an image outside of a mask."""
+"""Held latents, which a run takes over: the first frames of a clip, cells of an image outside of a mask, or patches
+that keep the trajectory of another image."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from services.gpu_worker.engine.samplers import Schedule
+
+CHANGED = 0.15
+"""Change of a patch above which it is generated anew: the mean squared difference of the clean latent that the first
+step predicts from the source's, as a share of the variance of the source's latent (docs/adr/0023-regions.md)."""
+MOST_ANEW = 0.9
+"""Largest share of patches generated anew with which the others are held: more would save too little."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,3 +70,35 @@ class HeldCells:
     def put_clean(self, clean: Tensor) -> Tensor:
         """Return the predicted clean latent (C, h, w) with the held cells as they are."""
         return torch.where(self.anew, clean, self.clean)
+
+
+@dataclass(frozen=True, eq=False)
+class HeldRegion(HeldCells):
+    """The cells of the image whose latent starts the run. Outside of the region that changes, they keep its trajectory
+    up to the step `until` (the second stage of Chorus, arXiv 2604.04451).
+
+    Nothing of that trajectory is stored. Along a deterministic run the noise stays what the latent at K and the clean
+    latent say (`Schedule.noise_of`). The first step computes all cells; its prediction tells which patches change.
+    """
+
+    until: int = 0
+    """Last step whose result outside of the region is replaced; the denoiser need not compute it."""
+    side: int = 1
+    """Cells per side of a patch."""
+    most: int = 0
+    """Steps in a row for which a held patch may take a block's last output."""
+
+    def found(self, predicted: Tensor) -> HeldRegion | None:
+        """Return the region by the first step's predicted clean latent (C, h, w); None where most patches change."""
+        change = (predicted - self.clean).square().mean(0) / self.clean.var()
+        patches = F.avg_pool2d(change[None], self.side)[0] > CHANGED
+        if patches.float().mean() > MOST_ANEW:
+            return None
+        return replace(self, anew=patches.repeat_interleave(self.side, 0).repeat_interleave(self.side, 1))
+
+    @cached_property
+    def reuses(self) -> npt.NDArray[np.int64]:
+        """Return for each patch, row by row, the steps in a row for which it may take a block's last output: `most` if
+        all its cells are held, else 0."""
+        changing = F.max_pool2d(self.anew[None].float(), self.side)[0].bool().flatten()
+        return np.where(changing.cpu().numpy(), 0, self.most)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from services.gpu_worker.engine.family import Family
-from services.gpu_worker.engine.held import Held, HeldCells
+from services.gpu_worker.engine.held import Held, HeldCells, HeldRegion
+from services.gpu_worker.engine.patches.layout import fits
 from services.gpu_worker.engine.rows import (
     FromCheckpoint,
     FromNoise,
@@ -14,12 +16,15 @@ from services.gpu_worker.engine.rows import (
     FromState,
     Kept,
     Latent,
+    Region,
     Row,
     Task,
     carried_noises,
     generator_of,
 )
+from services.gpu_worker.engine.samplers import Schedule
 from shared.domain.errors import ModelError
+from shared.domain.regions import reuses_in_a_row
 
 
 def make_row(family: Family, task: Task) -> Row:
@@ -35,20 +40,23 @@ def make_row(family: Family, task: Task) -> Row:
     sampler = family.sampler_named(task.sampler) if task.sampler else family.sampler
     schedule = sampler.schedule(task.steps, tuple(noise.shape[1:]))
     latent, done, renew, previous = noise, 0, 0.0, None
+    region: Region | None = None
+    anew: npt.NDArray[np.bool_] | None = None
     match task.start:
         case FromNoise():
             pass
-        case FromState(latent=state, step=step, fresh_noise=fresh, noise_seed=seed):
+        case FromState(latent=state, step=step, fresh_noise=fresh, noise_seed=seed, region=region):
             latent, done, renew = _on_device(state, family), step, fresh
             if fresh:
                 generator = generator_of(seed)
         case FromPicture(pixels=pixels, step=step):
             clean, done = family.encode_picture(pixels, task.frames), step
             latent = schedule.add_noise(clean, noise, step) if clean.shape == noise.shape else clean
-        case FromCheckpoint(latent=state, step=step, generator_state=saved, previous=history):
+        case FromCheckpoint(latent=state, step=step, generator_state=saved, previous=history) as lost:
             latent, done = _on_device(state, family), step
             previous = None if history is None else _on_device(history, family)
             generator.set_state(torch.frombuffer(bytearray(saved), dtype=torch.uint8))
+            region, anew = lost.region, lost.anew
     if latent.shape != noise.shape:
         asked = f"{task.size} task" if task.frames == 1 else f"{task.size} task of {task.frames} frames"
         rule = f"the latent of a {asked} must have shape {tuple(noise.shape)} (got {tuple(latent.shape)})"
@@ -58,6 +66,8 @@ def make_row(family: Family, task: Task) -> Row:
         raise ModelError(f"task {task.id!r}: {rule}")
     if (held := _held(family, task, noise)) is not None:
         latent = held.put(latent, schedule, done)
+    elif region is not None and not renew:
+        held = _held_region(family, region, anew, latent, schedule, done)
     guided = task.guidance > 1 and not family.guidance_embedded
     return Row(
         task=task,
@@ -107,6 +117,28 @@ def _held_cells(family: Family, kept: Kept, task: Task, noise: torch.Tensor) -> 
         raise ModelError(f"task {task.id!r}: {rule}")
     cells = kept.anew.reshape(rows, height // rows, columns, width // columns).any(axis=(1, 3))
     return HeldCells(clean, noise, torch.from_numpy(cells).to(noise.device))
+
+
+def _held_region(
+    family: Family,
+    region: Region,
+    anew: npt.NDArray[np.bool_] | None,
+    latent: torch.Tensor,
+    schedule: Schedule,
+    done: int,
+) -> HeldRegion | None:
+    """Return the region of a start from `latent`; None where the family cuts no such image into patches, where the
+    image has another size, where noise is renewed along the run, or where the region ends here.
+
+    anew: cells that change, as the lost run found them; None: the first step finds them.
+    """
+    side, most = family.region_side, reuses_in_a_row(schedule.steps)
+    clean = family.encode_picture(region.pixels)
+    fit = clean.shape == latent.shape and bool(side) and fits((latent.shape[-2], latent.shape[-1]), side)
+    if not fit or not most or not done < region.until < schedule.steps or schedule.renewed.any():
+        return None
+    cells = torch.from_numpy(np.ones(latent.shape[1:], bool) if anew is None else anew).to(latent.device)
+    return HeldRegion(clean, schedule.noise_of(latent, clean, done), cells, region.until, side, most)
 
 
 def _on_device(latent: Latent, family: Family) -> torch.Tensor:

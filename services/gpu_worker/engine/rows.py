@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.gpu_worker.engine.held import Held, HeldCells
+from services.gpu_worker.engine.held import Held, HeldCells, HeldRegion
 from services.gpu_worker.engine.noises import Noise
 from services.gpu_worker.engine.samplers import Position, Sampler, Schedule
 from shared.domain.truncation import of_negative
@@ -35,6 +35,16 @@ class FromNoise:
 
 
 @dataclass(frozen=True, eq=False)
+class Region:
+    """The image whose latent starts the run. Cells that do not change keep its trajectory (engine/held.py)."""
+
+    pixels: Pixels
+    """(height, width, 3)."""
+    until: int
+    """Last step after which these cells are replaced."""
+
+
+@dataclass(frozen=True, eq=False)
 class FromState:
     """Run the steps after K, from the latent that this or another request's run had at K (NIRVANA §4)."""
 
@@ -45,6 +55,7 @@ class FromState:
     noise_seed: int = 0
     noises: tuple[Noise, ...] = ()
     """Noises that the state carries; empty: unknown."""
+    region: Region | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +80,9 @@ class FromCheckpoint:
     """Noises that the latent carries; empty: unknown."""
     previous: Latent | None = None
     """History of a multistep sampler: the clean latent that the model predicted in the step before."""
+    anew: npt.NDArray[np.bool_] | None = None
+    """Cells that the lost run generated where it held the others, (h, w); None: it held none."""
+    region: Region | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +188,8 @@ class Row:
     previous: Tensor | None = None
     """A multistep sampler's history, of the latent's shape; None at the start of a run and in one-step samplers."""
     held: Held | HeldCells | None = None
+    skipped: float = 0.0
+    """Steps-equivalents of the blocks that this attempt's steps did not compute (engine/reuse)."""
     blocks: dict[int, PassCache] = field(default_factory=dict)
     """What the denoiser's blocks keep of the last step, by pass (engine/reuse): empty when the row joins."""
     joined_at: float = 0.0
@@ -189,6 +205,11 @@ class Row:
     def unprompted(self) -> bool:
         """True if the next step is unconditional: one pass, without prompt and negative prompt."""
         return self.blank is not None and self.done < self.task.prompted_from
+
+    @property
+    def region(self) -> HeldRegion | None:
+        """Return the patches that keep another image's trajectory in the next step."""
+        return self.held if isinstance(self.held, HeldRegion) else None
 
     @property
     def left(self) -> int:

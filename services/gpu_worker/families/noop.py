@@ -32,6 +32,7 @@ class NoopFamily:
     """A model whose latents never change; an image or clip shows the first three channels."""
 
     guidance_embedded = False
+    region_side = 0
 
     def __init__(self, card: ModelCard, device: torch.device, step_s: float, row_s: float) -> None:
         self.card = card

@@ -116,6 +116,8 @@ class PipelineFamily(ABC):
         if card.step_reuse is not None and not batch_invariant:
             self.reuse_blocks(card.step_reuse)
             log("gpu_worker").info("blocks are reused", model=card.name, most=card.step_reuse.most)
+        if card.regions and mixed is not None and mixed.side:
+            self.reuse_blocks(card.step_reuse)
         for module in self._modules.values():
             module.requires_grad_(False)
         text = [module for name, module in self._modules.items() if name.startswith("text_encoder")]
@@ -175,6 +177,10 @@ class PipelineFamily(ABC):
             rule = f"layout: must be groups ({error})"
             log("gpu_worker").info("one batch per size", model=self.card.name, rule=rule)
             return None
+
+    @property
+    def region_side(self) -> int:
+        return self._patched.side if self.card.regions and self._patched is not None else 0
 
     @property
     def _modules(self) -> dict[str, torch.nn.Module]:

@@ -255,6 +255,7 @@ class Attempt:
             total_s=max(self._age_s + self._place.clock.monotonic() - self._claimed_at, 0.0),
         )
         _observe(timings)
+        METRICS.steps_skipped.labels(card.name).inc(done.steps_run * done.skipped)
         return Result(
             picture_key=self.outputs.picture_key,
             picture_sha256=sha256,
@@ -268,6 +269,7 @@ class Attempt:
             compat=card.compat_for(
                 request, self.plan.run_steps(request.steps), self.plan.run_guidance(request.guidance)
             ),
+            skipped=round(done.skipped, 4),
         )
 
     def _joined_to_lead(self, pixels: Pixels) -> Pixels:

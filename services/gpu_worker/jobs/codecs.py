@@ -217,9 +217,10 @@ def encode_checkpoint(
     plan: Plan,
     noises: Sequence[Noise] = (),
     previous: Latent | None = None,
+    anew: npt.NDArray[np.bool_] | None = None,
 ) -> bytes:
     """Encode everything that the rest of a run depends on, lossless, with the plan as run (docs/architecture.md,
-    Delivery rules). previous: the history of a multistep sampler."""
+    Delivery rules). previous: the history of a multistep sampler. anew: see Checkpointed."""
     arrays = {
         "latent": np.ascontiguousarray(latent, dtype=np.float32),
         "generator": np.frombuffer(generator_state, dtype=np.uint8),
@@ -231,6 +232,8 @@ def encode_checkpoint(
         arrays["cells"] = np.array([cells_of(one, latent[0].size) for one in noises])
     if previous is not None:
         arrays["previous"] = np.ascontiguousarray(previous, dtype=np.float32)
+    if anew is not None:
+        arrays["anew"] = anew
     return save(arrays)
 
 
@@ -243,7 +246,7 @@ def decode_checkpoint(data: bytes) -> tuple[FromCheckpoint, Plan]:
         cells = arrays.get("cells", np.ones((len(seeds), 1), np.bool_))
         noises = tuple(noise_within(*one) for one in zip(seeds, cells, strict=True))
         latent = arrays["latent"].astype(np.float32)
-        start = FromCheckpoint(latent, step, generator, noises, arrays.get("previous"))
+        start = FromCheckpoint(latent, step, generator, noises, arrays.get("previous"), arrays.get("anew"))
         return start, from_json(Plan, arrays["plan"].tobytes())
     except (SafetensorError, KeyError, ValueError, IndexError) as error:  # pydantic's error is a ValueError
         raise BlobCorruptError(f"the blob is not a checkpoint: {error}") from error

@@ -141,7 +141,7 @@ class Outputs:
         key = checkpoints.key_of(self._job.id, self._job.attempt, event.step)
         old, self._written = self._written, [*self._written, key]
         try:
-            given = event.latent, event.step, event.generator_state, plan, event.noises, event.previous
+            given = event.latent, event.step, event.generator_state, plan, event.noises, event.previous, event.anew
             inline = event.latent.nbytes <= INLINE_BYTES
             data = encode_checkpoint(*given) if inline else await asyncio.to_thread(encode_checkpoint, *given)
             await self._blobs.put(key, data, durable=False)

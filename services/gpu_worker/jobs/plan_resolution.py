@@ -16,6 +16,7 @@ from services.gpu_worker.engine.rows import FromCheckpoint, FromNoise, FromPictu
 from services.gpu_worker.jobs import checkpoints
 from services.gpu_worker.jobs.codecs import INLINE_BYTES, decode_checkpoint, needed_by
 from services.gpu_worker.jobs.outputs import state_key_beside
+from services.gpu_worker.jobs.regions import with_region
 from services.gpu_worker.jobs.starts import kept_of, lead_of, start_of, task_of
 from services.gpu_worker.jobs.stitching import mask_part, start_of_pair, state_part
 from shared.blobs import Blobs
@@ -77,6 +78,7 @@ async def prepare(
     prepared = await preparation.run(choose_model(job.plan, families, preferred), assigned)
     if prepared.family is None:
         return prepared
+    prepared = await preparation.with_region(prepared)
     task = task_of(job.id, job.request, prepared.plan, prepared.start)
     if (upload := job.request.upload) is not None and upload.masked:
         task = replace(task, kept=await preparation.read_kept(upload))
@@ -194,6 +196,12 @@ class _Preparation:
         except (BlobMissingError, BlobCorruptError):
             self._lost.append(key)
             raise
+
+    async def with_region(self, prepared: Prepared) -> Prepared:
+        """Return the start with the image whose unchanged patches it holds, if the plan names one."""
+        runs_patches = prepared.family is not None and prepared.family.region_side > 0
+        plan, start = await with_region(prepared.plan, prepared.start, runs_patches, self._read)
+        return replace(prepared, plan=plan, start=start)
 
     async def read_lead(self, lead: Lead) -> Pixels:
         """Read and decode the frames with which the clip begins. Raises an error that names the lost job."""

@@ -33,6 +33,13 @@ class Settings(
     model_config = SettingsConfigDict(env_prefix="AFTERIMAGE_", frozen=True, extra="forbid", populate_by_name=True)
 
     @model_validator(mode="after")
+    def _check_regions(self) -> Self:
+        if self.regions == "on" and (self.layout != "patches" or self.batch_invariant):
+            got = f"got layout {self.layout}, batch_invariant {self.batch_invariant}"
+            raise ValueError(f"regions: on needs layout=patches and batch_invariant=0 ({got})")
+        return self
+
+    @model_validator(mode="after")
     def _fill_checkpoints(self) -> Self:
         if self.checkpoint_gap_s < 0:
             gap = CLUSTER_CHECKPOINT_GAP_S if self.checkpoint_every_steps < 0 else 0.0

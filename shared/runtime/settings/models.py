@@ -117,6 +117,12 @@ class Models(Section):
         "beside the weights with this layout and patch_px. Families unet, sd3, flux and sana; batch_invariant keeps it "
         "off.",
     )
+    regions: Literal["off", "on"] = Field(
+        "off",
+        description="With on, an image that starts from another one's latent computes only the patches that change: "
+        "the others keep that image's trajectory until shortly before the end. Needs layout=patches, which costs more "
+        "time than it saves on a CPU; batch_invariant must be 0. Family unet; other families compute whole images.",
+    )
     resident_bytes: int = Field(
         0,
         ge=0,

@@ -28,7 +28,8 @@ def test_unit_vectors_pass_and_others_do_not() -> None:
 
 
 def test_plans_that_cannot_be_drawn_are_refused() -> None:
-    assert check_plan(PLAN, REQUEST, CARD) is PLAN
+    held = replace(PLAN, region_until=23)
+    assert [check_plan(one, REQUEST, CARD) for one in (PLAN, held)] == [PLAN, held]
     for wrong in (
         replace(PLAN, model="other"),
         replace(PLAN, start_step=25),
@@ -40,6 +41,8 @@ def test_plans_that_cannot_be_drawn_are_refused() -> None:
         replace(PLAN, source=PlanSource.STITCHED),
         replace(PLAN, capture_steps=(25,)),
         replace(PLAN, miss_model="nobody's"),
+        replace(PLAN, region_until=5),
+        replace(PLAN, region_until=25),
         replace(PLAN, fresh_noise=float("nan")),
         replace(PLAN, may_run=(ModelPlan("noop", 5, guidance=float("nan")),)),
         replace(PLAN, fallback=replace(PLAN, start_step=25)),

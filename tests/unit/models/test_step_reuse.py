@@ -111,6 +111,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.build(tmp_path_factory.mktemp("reuse"), clip=False) / "large"
 
 
+def test_regions_are_of_unets_and_of_no_card_file(model: Path, tmp_path: Path) -> None:
+    settings = Settings(device="cpu", data_dir=tmp_path, regions="on", layout="patches")
+    card, plain = card_for(str(model), settings), card_for(str(model), Settings(device="cpu", data_dir=tmp_path))
+    assert (card.regions, plain.regions) == (True, False)
+    assert card.compat(Size(64, 64), 20) == plain.compat(Size(64, 64), 20)
+    assert not card_for("noop:", settings).regions
+    write_card(card, tmp_path)
+    assert "regions" not in json.loads((tmp_path / "card.json").read_bytes())
+
+
 def test_reuse_is_part_of_compatibility(model: Path, tmp_path: Path) -> None:
     def card(**changes: object) -> ModelCard:
         return card_for(str(model), Settings(device="cpu", data_dir=tmp_path, **changes))  # type: ignore[arg-type]

@@ -30,7 +30,8 @@ export function story(job) {
   const like = job.similarity ? `, similarity ${job.similarity.toFixed(2)}` : "";
   const lost = done && job.start_step && job.steps_run >= job.steps ? " The start was lost, so all steps ran." : "";
   const saved = done && job.steps_saved ? ` ${plural(job.steps_saved, "step")} saved (${percent(job.steps_saved / job.steps)}), ${job.steps_run} run.` : "";
-  return `${done ? "Started" : "Starts"} after step ${job.start_step} of ${job.steps} from ${job.source === "stitched" ? "two cached latents" : `a ${SOURCES[job.source]}`}${like}.${saved}${lost}`;
+  const skipped = done && job.skipped ? ` ${percent(job.skipped)} of their work took earlier outputs.` : "";
+  return `${done ? "Started" : "Starts"} after step ${job.start_step} of ${job.steps} from ${job.source === "stitched" ? "two cached latents" : `a ${SOURCES[job.source]}`}${like}.${saved}${skipped}${lost}`;
 }
 
 export function why(job) {

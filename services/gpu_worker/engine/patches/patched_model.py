@@ -23,13 +23,16 @@ class PatchedModel(ABC):
 
     per_patch: ClassVar[bool]
     """True if the denoiser takes a timestep and a prompt for each patch, else for each request."""
+    side: int = 0
+    """Latent cells per side of a patch where that is the same in all batches; else 0."""
 
     def __init__(self, unit: int = 1) -> None:
         """unit: latent cells per side of a token; layouts count in tokens."""
         self._unit = unit
         self.current = Current()
         self.always_cut = False
-        """True if a batch of one shape is cut as well, because blocks reuse their output patch by patch."""
+        """True if a batch of one shape is cut as well, because blocks reuse their output patch by patch. A batch with a
+        region is cut, too."""
         self._batch_of = lru_cache(maxsize=KEPT)(_make_batch)
 
     @abstractmethod
@@ -59,7 +62,8 @@ class PatchedModel(ABC):
         shapes = [self._shape(one) for one in passes]
         side = self._side(shapes)
         cut = [i for i, shape in enumerate(shapes) if fits(shape, side)]
-        return side, cut if self.always_cut or len({shapes[i] for i in cut}) > 1 else []
+        needed = self.always_cut or any(one.row.region is not None for one in passes)
+        return side, cut if needed or len({shapes[i] for i in cut}) > 1 else []
 
     def _denoise_cut(self, passes: Sequence[Pass], side: int, forward: Forward) -> list[Tensor]:
         """Run one forward pass over all patches, each with the timestep and prompt of its own request."""

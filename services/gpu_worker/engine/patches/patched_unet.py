@@ -20,8 +20,8 @@ class PatchedUNet(PatchedModel):
 
     def __init__(self, unet: Any, side: int) -> None:
         super().__init__()
-        self._fixed = side
+        self.side = side
         replace_operators(unet, self.current)
 
     def _side(self, shapes: Sequence[Shape]) -> int:
-        return self._fixed
+        return self.side

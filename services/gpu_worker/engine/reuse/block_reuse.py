@@ -63,6 +63,12 @@ class _Call:
     caches: list[PassCache]
     timesteps: npt.NDArray[Any]
     done: Ints
+    rows: Sequence[Row]
+    """Row of each patch."""
+    most: Ints
+    """(P,): reuses in a row that are allowed whatever the policy decides: patches that the next step replaces."""
+    shares: list[npt.NDArray[Any]]
+    """Per block, which patches reused its output."""
 
 
 @dataclass(eq=False)
@@ -79,9 +85,10 @@ class Counts:
 
 @dataclass(eq=False)
 class BlockReuse:
-    """The blocks of a loaded denoiser, wrapped so that `policy` decides what they compute.
+    """The blocks of a loaded denoiser, wrapped so that `policy` decides what they compute, and held patches of a region
+    nothing (engine/held.py).
 
-    Without `policy`, and outside of `during`, the blocks run as they are. A row whose last step kept nothing computes
+    Without both, and outside of `during`, the blocks run as they are. A row whose last step kept nothing computes
     all blocks: its first step, and any step after another cut of its image.
     """
 
@@ -106,12 +113,16 @@ class BlockReuse:
         """
 
         def run(latents: Tensor, timesteps: Tensor, encodings: Sequence[PromptEncoding], rows: Sequence[Row]) -> Tensor:
-            if self.policy is None:
+            if self.policy is None and not any(row.region is not None for row in rows):
+                for row in rows:  # frees what a region kept
+                    row.blocks.clear()
                 return forward(latents, timesteps, encodings, rows)
             cut = self.current is not None and self.current.batch is not None
             try:
-                self._call = _call_of(latents, timesteps, encodings, rows, cut)
-                return forward(latents, timesteps, encodings, rows)
+                self._call = call = _call_of(latents, timesteps, encodings, rows, cut)
+                output = forward(latents, timesteps, encodings, rows)
+                _count(call)
+                return output
             except Exception as error:
                 images = len({id(row) for row in rows})
                 log("gpu_worker").warning("a pass ran again without reuse", images=images, error=repr(error))
@@ -126,8 +137,8 @@ class BlockReuse:
     def _run(self, number: int, whole: Callable[..., Tree], names: Sequence[str], compared: Sequence[str],
              *given: Any, **named: Any) -> Tree:  # fmt: skip
         """Run one block: all patches, some of them, or none."""
-        call, policy = self._call, self.policy
-        if call is None or policy is None:
+        call = self._call
+        if call is None:
             return whole(*given, **named)
         arguments = dict(zip(names, given, strict=False)) | named
         inputs = tuple(each for name in compared for each in _tensors(arguments.get(name)))
@@ -135,28 +146,28 @@ class BlockReuse:
         masked = np.zeros(len(call.ids), dtype=bool)
         if known is not None:
             places = places[known.steps[places] == call.done[places] - 1]
-            masked[places] = self._decided(number, policy, call, known, places, inputs)
+            masked[places] = self._decided(number, call, known, places, inputs)
         saved = self._computed(whole, arguments, inputs, call, known, masked)
         for cache in call.caches:
             cache.blocks[number] = saved
+        call.shares.append(masked)
         self.counts.seen += len(masked)
         self.counts.reused += int(masked.sum())
         if self.observe is not None:
             self.observe(number, call.ids, call.timesteps, inputs, saved.outputs)
         return saved.outputs
 
-    def _decided(
-        self, number: int, policy: Policy, call: _Call, known: Saved, places: Ints, inputs: Tree
-    ) -> npt.NDArray[Any]:
+    def _decided(self, number: int, call: _Call, known: Saved, places: Ints, inputs: Tree) -> npt.NDArray[Any]:
         """Return which of the Common patches at `places` reuse the block's output."""
-        if not len(places):
-            return np.zeros(0, dtype=bool)
+        held = known.in_a_row[places] < call.most[places]
+        if self.policy is None or not len(places):
+            return held
         before: Tree = known.inputs
         if len(places) < len(call.ids):
             at = torch.from_numpy(places).to(inputs[0].device)
             inputs, before = select(inputs, at), select(before, at)
         moved = changes(inputs, before)
-        return policy.reused(number, call.timesteps[places], known.in_a_row[places], moved)
+        return held | self.policy.reused(number, call.timesteps[places], known.in_a_row[places], moved)
 
     def _computed(
         self, whole: Callable[..., Tree], arguments: dict[str, Any], inputs: Tree, call: _Call,
@@ -227,7 +238,27 @@ def _call_of(
     for row in {id(row): row for row in rows}.values():
         row.blocks = {encoding: cache for (owner, encoding), cache in caches.items() if owner == id(row)}
     done = np.array([row.done for row in rows], dtype=np.int64)
-    return _Call(tuple(ids), list(caches.values()), timesteps.float().cpu().numpy(), done)
+    most = _held_most(rows, [number for _, number, *_ in ids]) if cut else np.zeros_like(done)
+    return _Call(tuple(ids), list(caches.values()), timesteps.float().cpu().numpy(), done, rows, most, [])
+
+
+def _held_most(rows: Sequence[Row], numbers: Sequence[int]) -> Ints:
+    """Return (P,), for held patches the reuses in a row that their region allows, 0 for all others. numbers: of each
+    patch in its image."""
+    held = {id(row): row.region.reuses for row in rows if row.region is not None}
+    found = [held[id(row)][number] if id(row) in held else 0 for row, number in zip(rows, numbers, strict=True)]
+    return np.array(found, dtype=np.int64)
+
+
+def _count(call: _Call) -> None:
+    """Add to each row the share of this step's blocks and patches that it reused."""
+    if not call.shares:
+        return
+    shares, passes = np.mean(call.shares, axis=0), dict[int, list[float]]()
+    for row, share in zip(call.rows, shares.tolist(), strict=True):
+        passes.setdefault(id(row), []).append(share)
+    for row in {id(row): row for row in call.rows}.values():
+        row.skipped += float(np.mean(passes[id(row)]))
 
 
 def _tensors(value: Any) -> tuple[Tensor, ...]:

@@ -35,6 +35,13 @@ class Schedule:
         signal, spread = self.level[done].tolist()
         return signal * latent + spread * noise
 
+    def noise_of(self, latent: Tensor, clean: Tensor, done: int) -> Tensor:
+        """Return the noise that brings `clean` to `latent` after `done` steps, the inverse of `add_noise`.
+
+        done: below `steps`, since no noise is left after the last."""
+        signal, spread = self.level[done].tolist()
+        return (latent - signal * clean) / spread
+
 
 @dataclass(frozen=True, eq=False)
 class Position:

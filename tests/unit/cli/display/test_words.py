@@ -44,6 +44,8 @@ def test_where_it_started_says_what_it_saved() -> None:
     hit = where_it_started(picture(source=PlanSource.LATENT, start=20))
     assert hit == "Started after step 20 of 50 from “a dog <b>” (similarity 0.910): 30 steps in 1.00 s, 20 saved."
     assert "no step run" in where_it_started(picture(source=PlanSource.EXACT))
+    region = replace(picture(source=PlanSource.LATENT, start=20), skipped=0.25)
+    assert where_it_started(region).endswith("30 steps in 1.00 s, 20 saved, 25% of their work skipped.")
 
 
 def test_a_dry_run_says_where_the_image_would_start() -> None:

@@ -48,7 +48,7 @@ plans = st.builds(
     source=st.sampled_from(PlanSource),
     model=texts,
     start_step=steps,
-    sources=st.lists(st.builds(Source, texts.filter(bool), texts, texts, texts), max_size=2).map(tuple),
+    sources=st.lists(st.builds(Source, texts.filter(bool), *[texts] * 7), max_size=2).map(tuple),
     similarity=shares,
     capture_steps=st.lists(steps, max_size=4).map(tuple),
     may_run=st.lists(
@@ -64,6 +64,7 @@ plans = st.builds(
     found=st.none() | st.booleans(),
     background_root=texts,
     step_reuse=texts,
+    region_until=steps,
     parts=st.none() | st.builds(Parts, texts, texts),
 )
 requests = st.builds(

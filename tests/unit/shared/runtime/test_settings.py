@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -40,6 +41,13 @@ def test_checkpoints_are_on_where_another_process_can_go_on() -> None:
     assert Settings(bus_url=broker).checkpoint_gap_s == 1.0
     assert Settings(bus_url=broker, checkpoint_every_steps=10).checkpoint_gap_s == 0.0, "steps that are set are taken"
     assert Settings(bus_url=broker, checkpoint_gap_s=5.0).checkpoint_gap_s == 5.0
+
+
+@pytest.mark.parametrize("more", [{}, {"layout": "auto"}, {"layout": "patches", "batch_invariant": 4}])
+def test_regions_need_patches(more: dict[str, Any]) -> None:
+    assert Settings(regions="on", layout="patches").regions == "on"
+    with pytest.raises(ValidationError, match="regions: on needs layout=patches and batch_invariant=0"):
+        Settings(regions="on", **more)
 
 
 def test_a_crash_does_not_cost_a_minute() -> None:

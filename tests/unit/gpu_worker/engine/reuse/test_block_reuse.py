@@ -65,10 +65,11 @@ def test_a_block_that_is_reused_gives_the_last_steps_output(reusing: UNetFamily)
     seen: dict[int, list[torch.Tensor]] = {}
     reuse = reusing.reuse_blocks(policy)
     reuse.observe = lambda block, ids, times, inputs, outputs: seen.setdefault(block, []).append(_first(outputs))
-    drive(reusing, [(0, task())])
+    done = finished(drive(reusing, [(0, task())]))["a"]
     reuse.observe = None
     hook.remove()
     assert len(runs) == 1  # from the second step on, no block runs
+    assert done.skipped == pytest.approx((STEPS - 1) / STEPS)
     for outputs in seen.values():
         assert len(outputs) == STEPS
         assert all(torch.equal(outputs[0], later) for later in outputs[1:])
