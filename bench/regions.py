@@ -198,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--patch-px", type=int, default=16, help="side of a patch, as the setting patch_px")
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--seed", default="regions")
-    parser.add_argument("--tiny", action="store_true", help="two pairs of each kind, T = 10")
+    parser.add_argument("--tiny", action="store_true", help="two pairs of each kind, T = 20")
     options = parser.parse_args(arguments)
     if options.tiny:
         options.pairs, options.steps, options.k, options.later = 2, 20, 5, 10

@@ -90,12 +90,20 @@ def _check_start(plan: Plan, request: Request, exact: bool) -> None:
         raise NonsenseError(f"a plan with source {plan.source} must name its state_key (got none)")
     if plan.source is PlanSource.STITCHED:
         _check_pair(plan)
-    if plan.region_until and not plan.start_step < plan.region_until < plan.run_steps(request.steps):
-        raise NonsenseError(f"region_until must be between start_step and T (got {plan.region_until})")
+    if plan.region_until:
+        _check_region(plan, plan.run_steps(request.steps))
     if not 0 <= plan.fresh_noise <= 1:  # also refuses nan
         raise NonsenseError(f"fresh_noise must be between 0 and 1 (got {plan.fresh_noise})")
     if not all(one.guidance is None or 0 <= one.guidance < inf for one in plan.may_run):
         raise NonsenseError(f"guidance must be at least 0 and finite (got {[one.guidance for one in plan.may_run]})")
+
+
+def _check_region(plan: Plan, steps: int) -> None:
+    if plan.source is not PlanSource.LATENT:
+        raise NonsenseError(f"a plan with source {plan.source} must have no region_until (got {plan.region_until})")
+    if not plan.start_step < plan.region_until < steps:
+        rule = f"region_until must be between {plan.start_step + 1} and {steps - 1}"
+        raise NonsenseError(f"{rule} (got {plan.region_until})")
 
 
 def _check_pair(plan: Plan) -> None:

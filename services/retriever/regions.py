@@ -22,5 +22,5 @@ def with_region(plan: Plan, rules: Rules, option: Option, asked: int) -> Plan:
     if entry is None or not entry.picture_key:
         return plan
     source = replace(plan.first_source, picture_key=entry.picture_key, picture_sha256=entry.picture_sha256)
-    said = f"Patches that its first step does not change keep that image's run until step {until}."
+    said = f"Patches that its first step does not change may keep that image's run until step {until}."
     return replace(plan, sources=(source,), region_until=until, reason=f"{plan.reason} {said}")

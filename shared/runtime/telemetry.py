@@ -102,7 +102,7 @@ class Metrics:
         self.steps_run = counter("steps_run", "Denoising steps run, one per row of the batch.", "model")
         self.steps_skipped = counter(
             "steps_skipped",
-            "Steps-equivalents of finished images that took earlier outputs of blocks instead (step_reuse, regions).",
+            "Steps' worth of blocks of finished images that took earlier outputs instead (step_reuse, regions).",
             "model",
         )
         self.steps_saved = counter(

@@ -214,7 +214,7 @@ class Engine:
         if isinstance(stepped, Exception):
             return [self._leave(task.id, stepped)]
         row.renew, row.done = 0.0, row.done + 1
-        stepped = _held(row, stepped)
+        stepped = _with_held(row, stepped)
         row.latent = stepped.latent
         row.previous = stepped.clean if row.sampler.multistep else None
         events: list[Event] = []
@@ -277,7 +277,7 @@ class Engine:
         )
 
 
-def _held(row: Row, stepped: Stepped) -> Stepped:
+def _with_held(row: Row, stepped: Stepped) -> Stepped:
     """Return the result of the step that led to `done`, with what the row holds. Its region is found by the first step,
     and ends after its last."""
     if row.region is not None and row.done == row.started + 1 and row.region.anew.all():

@@ -74,11 +74,12 @@ class HeldCells:
 
 @dataclass(frozen=True, eq=False)
 class HeldRegion(HeldCells):
-    """The cells of the image whose latent starts the run. Outside of the region that changes, they keep its trajectory
-    up to the step `until` (the second stage of Chorus, arXiv 2604.04451).
+    """The cells of the image whose latent starts the run. Outside of the region that changes, they keep near its
+    trajectory up to the step `until` (the second stage of Chorus, arXiv 2604.04451).
 
-    Nothing of that trajectory is stored. Along a deterministic run the noise stays what the latent at K and the clean
-    latent say (`Schedule.noise_of`). The first step computes all cells; its prediction tells which patches change.
+    Nothing of that trajectory is stored. Latent at K and clean latent give a noise (`Schedule.noise_of`), and with a
+    noise that stays the same they give every later latent: an approximation, since a run predicts both anew in each
+    step. The first step computes all cells; its prediction tells which patches change.
     """
 
     until: int = 0

@@ -25,6 +25,7 @@ from services.gpu_worker.engine.rows import (
 from services.gpu_worker.engine.samplers import Schedule
 from shared.domain.errors import ModelError
 from shared.domain.regions import reuses_in_a_row
+from shared.runtime.telemetry import log
 
 
 def make_row(family: Family, task: Task) -> Row:
@@ -133,9 +134,16 @@ def _held_region(
     anew: cells that change, as the lost run found them; None: the first step finds them.
     """
     side, most = family.region_side, reuses_in_a_row(schedule.steps)
-    clean = family.encode_picture(region.pixels)
-    fit = clean.shape == latent.shape and bool(side) and fits((latent.shape[-2], latent.shape[-1]), side)
-    if not fit or not most or not done < region.until < schedule.steps or schedule.renewed.any():
+    if not side or not most or not done < region.until < schedule.steps or schedule.renewed.any():
+        return None
+    if not fits((latent.shape[-2], latent.shape[-1]), side):
+        return None
+    try:
+        clean = family.encode_picture(region.pixels)
+    except Exception as error:  # all cells are computed, as without regions
+        log("gpu_worker").warning("an image is not encoded for its region", model=family.card.name, error=repr(error))
+        return None
+    if clean.shape != latent.shape:
         return None
     cells = torch.from_numpy(np.ones(latent.shape[1:], bool) if anew is None else anew).to(latent.device)
     return HeldRegion(clean, schedule.noise_of(latent, clean, done), cells, region.until, side, most)

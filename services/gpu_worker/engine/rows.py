@@ -189,7 +189,7 @@ class Row:
     """A multistep sampler's history, of the latent's shape; None at the start of a run and in one-step samplers."""
     held: Held | HeldCells | None = None
     skipped: float = 0.0
-    """Steps-equivalents of the blocks that this attempt's steps did not compute (engine/reuse)."""
+    """Steps' worth of blocks that this attempt did not compute (engine/reuse)."""
     blocks: dict[int, PassCache] = field(default_factory=dict)
     """What the denoiser's blocks keep of the last step, by pass (engine/reuse): empty when the row joins."""
     joined_at: float = 0.0

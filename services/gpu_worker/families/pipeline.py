@@ -114,9 +114,8 @@ class PipelineFamily(ABC):
         self._patched, self._mixed = mixed, self.auto or mixed
         self._reuse: BlockReuse | None = None
         if card.step_reuse is not None and not batch_invariant:
-            self.reuse_blocks(card.step_reuse)
             log("gpu_worker").info("blocks are reused", model=card.name, most=card.step_reuse.most)
-        if card.regions and mixed is not None and mixed.side:
+        if (card.step_reuse is not None and not batch_invariant) or self.region_side:
             self.reuse_blocks(card.step_reuse)
         for module in self._modules.values():
             module.requires_grad_(False)

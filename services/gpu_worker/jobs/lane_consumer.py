@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -25,19 +26,14 @@ class LaneConsumer:
         self._bus, self._most, self._handle, self._ahead = bus, most, handle, ahead
         self.in_hand: dict[asyncio.Task[None], Delivery] = {}
         self.lanes: tuple[str, ...] = ()
+        self.waited_s = 0.0
+        """Seconds for which the lanes had no task before the last one came."""
         self._wanted = self._aside = False
         self._one_at_a_time = asyncio.Lock()
         """Held while consuming starts or stops."""
         self._receiver: Receiver | None = None
         self._loop: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
-
-    @property
-    def full(self) -> bool:
-        """Return whether the rows lack room for another task as long as the longest one in hand, so that tasks may wait
-        in the lanes. Until then, the bus delivers every task at once."""
-        frames = [_frames(delivery) for delivery in self.in_hand.values()]
-        return bool(frames) and sum(frames) + max(frames) > self._most
 
     @property
     def going_on(self) -> bool:
@@ -114,12 +110,14 @@ class LaneConsumer:
             self._loop = None
 
     async def _take(self, receiver: Receiver) -> None:
-        """Receive until the rows are full."""
+        """Receive while the rows have room for another task as long as the longest one in hand."""
         with contextlib.suppress(UnavailableError):  # the bus is closed
             while True:
-                while self.full:
+                while (frames := [*map(_frames, self.in_hand.values())]) and sum(frames) + max(frames) > self._most:
                     await asyncio.wait(self.in_hand, return_when=asyncio.FIRST_COMPLETED)
+                begun = time.monotonic()
                 delivery = await receiver.get()
+                self.waited_s = time.monotonic() - begun
                 task = asyncio.create_task(self._handle(delivery))
                 self.in_hand[task] = delivery
                 task.add_done_callback(self.in_hand.pop)

@@ -199,9 +199,19 @@ class _Preparation:
 
     async def with_region(self, prepared: Prepared) -> Prepared:
         """Return the start with the image whose unchanged patches it holds, if the plan names one."""
+        lost = list(prepared.lost)
+
+        async def read(key: str, sha256: str) -> bytes:
+            try:
+                return await self._read(key, sha256)
+            except (BlobMissingError, BlobCorruptError):
+                if key:
+                    lost.append(StateLost(prepared.plan.first_source.entry_id, PICTURE_STEP, key))
+                raise
+
         runs_patches = prepared.family is not None and prepared.family.region_side > 0
-        plan, start = await with_region(prepared.plan, prepared.start, runs_patches, self._read)
-        return replace(prepared, plan=plan, start=start)
+        plan, start = await with_region(prepared.plan, prepared.start, runs_patches, read)
+        return replace(prepared, plan=plan, start=start, lost=tuple(lost))
 
     async def read_lead(self, lead: Lead) -> Pixels:
         """Read and decode the frames with which the clip begins. Raises an error that names the lost job."""

@@ -43,6 +43,7 @@ def test_plans_that_cannot_be_drawn_are_refused() -> None:
         replace(PLAN, miss_model="nobody's"),
         replace(PLAN, region_until=5),
         replace(PLAN, region_until=25),
+        replace(held, source=PlanSource.IMAGE),
         replace(PLAN, fresh_noise=float("nan")),
         replace(PLAN, may_run=(ModelPlan("noop", 5, guidance=float("nan")),)),
         replace(PLAN, fallback=replace(PLAN, start_step=25)),

@@ -85,10 +85,10 @@ class Counts:
 
 @dataclass(eq=False)
 class BlockReuse:
-    """The blocks of a loaded denoiser, wrapped so that `policy` decides what they compute, and held patches of a region
-    nothing (engine/held.py).
+    """The blocks of a loaded denoiser, wrapped so that `policy` decides what they compute. They do not run for held
+    patches of a region, in most steps (engine/held.py).
 
-    Without both, and outside of `during`, the blocks run as they are. A row whose last step kept nothing computes
+    With neither, and outside of `during`, the blocks run as they are. A row whose last step kept nothing computes
     all blocks: its first step, and any step after another cut of its image.
     """
 

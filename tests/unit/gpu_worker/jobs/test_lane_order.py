@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from services.gpu_worker.jobs import endings
+from services.gpu_worker.jobs.tasks import EMPTY_S
 from services.gpu_worker.service import GpuWorkerService
 from shared.catalog.jobs.urgent import Urgent
 from shared.domain.errors import ModelError
@@ -232,8 +233,9 @@ async def test_a_task_whose_job_another_task_served_is_not_lost(tmp_path: Path) 
         await bench.idle()
 
 
-async def test_a_lane_is_read_only_when_the_rows_are_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until then the bus delivers every task at once, so there is nothing to choose."""
+async def test_a_task_that_came_to_an_empty_lane_is_taken_without_a_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read, looks = Urgent.next_of_each, list[str]()
 
     async def noted(jobs: Urgent, lane: str, *rest: Any) -> dict[str, list[str]]:
@@ -241,13 +243,32 @@ async def test_a_lane_is_read_only_when_the_rows_are_full(tmp_path: Path, monkey
         return await read(jobs, lane, *rest)
 
     monkeypatch.setattr(Urgent, "next_of_each", noted)
-    async with running_worker(tmp_path / "data", SLOW, max_rows=3, lane_order="urgent") as bench:
-        first = [await bench.accept(steps=50) for _ in range(2)]
-        for job in first:
+    async with running_worker(tmp_path / "data", SLOW, max_rows=4, lane_order="urgent") as bench:
+        for _ in range(2):
+            await asyncio.sleep(2 * EMPTY_S)
+            job = await bench.accept(steps=50)
             await bench.send(job)
             await bench.until(lambda job: job.state is JobState.RUNNING, job.id)
         assert looks == []
-        third = await bench.accept()
-        await bench.send(third)
-        await bench.final(third.id)
-        assert looks == [third.lane]
+        await asyncio.sleep(2 * EMPTY_S)
+        for job in (jobs := [await bench.accept() for _ in range(2)]):
+            await bench.send(job)
+        for job in jobs:
+            await bench.final(job.id)
+        assert looks  # the second of two that came together
+
+
+async def test_free_rows_get_the_most_urgent_jobs_of_a_backlog(tmp_path: Path) -> None:
+    async with running_worker(tmp_path / "data", SLOW, max_rows=3, lane_order="urgent") as bench:
+        await bench.service.drain(0.0)
+        jobs = [await bench.accept(deadline_s=limit) for limit in (None, None, None, 500.0, 50.0, 200.0)]
+        for job in jobs:
+            await bench.send(job)
+        service = GpuWorkerService()
+        await service.start(bench.context)
+        try:
+            order = await in_order_of_claims(bench, *jobs)
+        finally:
+            await service.drain(0.1)
+            await service.stop()
+        assert {*order[:3]} == {job.id for job in jobs[3:]}

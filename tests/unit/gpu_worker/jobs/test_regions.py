@@ -13,6 +13,7 @@ import pytest
 from services.gpu_worker.engine import held
 from services.gpu_worker.engine.rows import generator_of
 from services.gpu_worker.jobs.codecs import decode_checkpoint, encode_checkpoint
+from shared.domain.messages import StateLost
 from shared.domain.types import Entry, Plan, PlanSource
 from shared.runtime.telemetry import METRICS
 from tests.unit.gpu_worker.worker import WorkerBench, running_worker
@@ -67,6 +68,8 @@ async def test_without_the_image_all_patches_are_computed(cutting: WorkerBench, 
     assert job.plan.degraded[0].startswith("regions: ")
     assert job.plan.degraded[0].endswith("; all patches are computed")
     assert np.array_equal(await cutting.picture(job), await cutting.picture(plain))
+    lost_ones = await cutting.told(StateLost) if lost == "corrupt" else cutting.heard(StateLost)
+    assert [one.key for one in lost_ones] == ([entry.picture_key] if lost == "corrupt" else [])
 
 
 async def test_a_worker_without_patches_computes_whole_images(bench: WorkerBench) -> None:

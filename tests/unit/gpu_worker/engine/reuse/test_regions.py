@@ -102,7 +102,7 @@ def test_a_prediction_that_differs_nearly_everywhere_holds_nothing() -> None:
     assert not nothing.anew.any()
 
 
-def test_cells_outside_keep_the_sources_trajectory_until_the_last_held_step(
+def test_cells_outside_keep_to_the_line_from_the_latent_to_the_image_until_the_last_held_step(
     cutting: UNetFamily, source: dict[int, np.ndarray]
 ) -> None:
     anew = left_half()
@@ -117,6 +117,20 @@ def test_cells_outside_keep_the_sources_trajectory_until_the_last_held_step(
         np.testing.assert_allclose(found[step][:, ~anew], known[step][:, ~anew], atol=1e-5)
         assert np.abs(found[step][:, anew] - known[step][:, anew]).max() > 1e-2
     assert np.abs(found[UNTIL + 1][:, ~anew] - known[UNTIL + 1][:, ~anew]).max() > 1e-3
+
+
+def test_an_image_that_cannot_be_encoded_costs_the_saving_alone(
+    cutting: UNetFamily, source: dict[int, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = solo(cutting, started(source, region=False))
+
+    def full(pixels: np.ndarray) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(cutting, "encode_picture", full)
+    done = solo(cutting, started(source))
+    assert done.skipped == 0.0
+    np.testing.assert_array_equal(done.latent, plain.latent)
 
 
 def test_held_patches_skip_each_block_once_and_then_compute_it(
