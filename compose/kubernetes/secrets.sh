@@ -14,7 +14,9 @@ if [ $# -gt 0 ]; then
   for service in "${services[@]}"; do cat "$1/${service//-/_}.env" >/dev/null; done # all are there, or nothing is printed
   for service in "${services[@]}"; do
     secret "$service-servers"
-    while read -r line; do entry "${line%%=*}" "${line#*=}"; done <"$1/${service//-/_}.env"
+    while read -r line || [ -n "$line" ]; do
+      [[ $line != AFTERIMAGE_*=* ]] || entry "${line%%=*}" "${line#*=}"
+    done <"$1/${service//-/_}.env"
   done
   exit
 fi

@@ -98,7 +98,7 @@ def _why(error: AfterimageError) -> str:
         return "the disk is full"
     # an error without a delay is gRPC's own, for example of a message that is too large
     if isinstance(error, OverloadedError) and error.retry_after_s is not None:
-        return "the queue is full"
+        return "no room for now"
     return "not available for now"
 
 

@@ -64,4 +64,5 @@ def every_in_words(error: ValidationError) -> list[str]:
 def _in_words(broken: Any) -> str:
     name = ".".join(str(part) for part in broken["loc"])
     got = "" if broken["type"] == "missing" else f" (got {repr(broken['input'])[:LONGEST]})"
-    return f"{name}: {broken['msg']}{got}" if name else str(broken["msg"])
+    rule = str(broken["msg"]).removeprefix("Value error, ")
+    return f"{name}: {rule}{got}" if name else rule

@@ -83,6 +83,8 @@ def _saved(view: JobView) -> str:
 
 def _skipped(view: JobView) -> str:
     """Return the share of the steps' work that took earlier outputs of blocks instead; empty without."""
+    if view.job.plan.region_until and view.steps_run and not view.skipped:
+        return ", no patch kept"
     return f", {view.skipped:.0%} of their work skipped" if view.skipped else ""
 
 

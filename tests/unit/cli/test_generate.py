@@ -108,7 +108,7 @@ async def test_without_a_terminal_each_reason_to_wait_is_said_once(capsys: pytes
     assert said.out == ""
     assert said.err.splitlines() == [
         "the disk is full: trying again in 31 s (12 MiB left)",
-        "the queue is full: trying again in a moment (9 jobs are waiting)",
+        "no room for now: trying again in a moment (9 jobs are waiting)",
         "not available for now: trying again in a moment (message larger than max)",
     ]
 

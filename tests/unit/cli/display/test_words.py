@@ -46,6 +46,8 @@ def test_where_it_started_says_what_it_saved() -> None:
     assert "no step run" in where_it_started(picture(source=PlanSource.EXACT))
     region = replace(picture(source=PlanSource.LATENT, start=20), skipped=0.25)
     assert where_it_started(region).endswith("30 steps in 1.00 s, 20 saved, 25% of their work skipped.")
+    held = replace(region.job, plan=replace(region.job.plan, region_until=47))
+    assert where_it_started(replace(region, job=held, skipped=0.0)).endswith("20 saved, no patch kept.")
 
 
 def test_a_dry_run_says_where_the_image_would_start() -> None:
