@@ -56,7 +56,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Ran:
-    """What the engine gave for a list of tasks."""
+    """Results of a list of tasks."""
 
     images: dict[str, Pixels]
     latents: Latents

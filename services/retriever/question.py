@@ -117,6 +117,6 @@ class Rules:
     pairs: bool = True
     """Whether a pair may start a request that names object and background."""
     regions: bool = False
-    """Whether the model asked for computes only the patches that change, where an image starts from a latent."""
+    """True if starts of the model asked for from a latent compute only the patches that change."""
     every_start: bool = False
     """List every start up to the allowed K, not the latest one alone."""

@@ -4,9 +4,9 @@ arXiv 2604.04451; docs/adr/0023-regions.md)."""
 from __future__ import annotations
 
 WHOLE_AT_END = 3
-"""Of T = 50: last steps that compute every patch, which repairs seams."""
+"""Last steps, in a run of 50, that compute every patch, which repairs seams."""
 IN_A_ROW = 4
-"""Of T = 50: steps in a row for which a held patch may take a block's last output."""
+"""Steps in a row, in a run of 50, for which a held patch may take a block's last output."""
 
 
 def reuses_in_a_row(steps: int) -> int:

@@ -26,14 +26,23 @@ class LaneConsumer:
         self._bus, self._most, self._handle, self._ahead = bus, most, handle, ahead
         self.in_hand: dict[asyncio.Task[None], Delivery] = {}
         self.lanes: tuple[str, ...] = ()
-        self.waited_s = 0.0
-        """Seconds for which the lanes had no task before the last one came."""
+        self._full_at = time.monotonic()
+        """When the rows were last full, or consuming began."""
         self._wanted = self._aside = False
         self._one_at_a_time = asyncio.Lock()
         """Held while consuming starts or stops."""
         self._receiver: Receiver | None = None
         self._loop: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
+
+    @property
+    def _full(self) -> bool:
+        frames = [_frames(delivery) for delivery in self.in_hand.values()]
+        return bool(frames) and sum(frames) + max(frames) > self._most
+
+    def had_room(self, seconds: float) -> bool:
+        """Return whether the rows have room, and had room for so long: then no task waits in the lanes."""
+        return not self._full and time.monotonic() - self._full_at > seconds
 
     @property
     def going_on(self) -> bool:
@@ -95,7 +104,7 @@ class LaneConsumer:
             leaving = asyncio.create_task(_leave(self._receiver, set(self.in_hand)))
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
-        self._receiver = receiver
+        self._receiver, self._full_at = receiver, time.monotonic()
         self._loop = asyncio.create_task(self._take(receiver))
 
     async def _shut(self) -> None:
@@ -113,11 +122,10 @@ class LaneConsumer:
         """Receive while the rows have room for another task as long as the longest one in hand."""
         with contextlib.suppress(UnavailableError):  # the bus is closed
             while True:
-                while (frames := [*map(_frames, self.in_hand.values())]) and sum(frames) + max(frames) > self._most:
+                while self._full:
                     await asyncio.wait(self.in_hand, return_when=asyncio.FIRST_COMPLETED)
-                begun = time.monotonic()
+                    self._full_at = time.monotonic()
                 delivery = await receiver.get()
-                self.waited_s = time.monotonic() - begun
                 task = asyncio.create_task(self._handle(delivery))
                 self.in_hand[task] = delivery
                 task.add_done_callback(self.in_hand.pop)

@@ -30,8 +30,8 @@ from shared.service import Context
 
 LOOKED_AT = 8
 """Next jobs of each tenant that a worker reads at once: others may claim the first of them meanwhile."""
-EMPTY_S = 0.02
-"""Seconds without a task after which a lane was empty: the bus delivers one that waits in a few milliseconds."""
+ROOM_S = 1.0
+"""Seconds with a free row after which no task waits in the lanes: also a slow broker has delivered each by then."""
 ALONE_S = 0.1
 """Seconds for which a lane where one tenant waits is not read again, in order of arrival."""
 
@@ -152,10 +152,10 @@ class Tasks:
         return (row.state is JobState.FAILED and not row.buried) if row.state.final else row.confirmed
 
     async def _turns(self, task: GenerateImage, lane: str) -> dict[str, list[str]]:
-        """Return the next jobs of each tenant; none for a task that came to empty lanes, where no other waits. In order
+        """Return the next jobs of each tenant; none where rows had room for `ROOM_S`, so that no task waits. In order
         of arrival, return none while one tenant waits, and then none for `ALONE_S` without a look."""
         consumer = self.clip_lanes if lane in self.clip_lanes.lanes else self.lanes
-        if consumer.waited_s > EMPTY_S:
+        if consumer.had_room(ROOM_S):
             return {}
         now = asyncio.get_running_loop().time()
         if self._order == "arrival" and now < self._alone_until.get(lane, 0.0):

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.gpu_worker.jobs import endings
-from services.gpu_worker.jobs.tasks import EMPTY_S
+from services.gpu_worker.jobs import endings, tasks
 from services.gpu_worker.service import GpuWorkerService
 from shared.catalog.jobs.urgent import Urgent
 from shared.domain.errors import ModelError
@@ -233,9 +232,7 @@ async def test_a_task_whose_job_another_task_served_is_not_lost(tmp_path: Path) 
         await bench.idle()
 
 
-async def test_a_task_that_came_to_an_empty_lane_is_taken_without_a_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_lane_is_read_unless_rows_had_room_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, looks = Urgent.next_of_each, list[str]()
 
     async def noted(jobs: Urgent, lane: str, *rest: Any) -> dict[str, list[str]]:
@@ -243,19 +240,18 @@ async def test_a_task_that_came_to_an_empty_lane_is_taken_without_a_look(
         return await read(jobs, lane, *rest)
 
     monkeypatch.setattr(Urgent, "next_of_each", noted)
-    async with running_worker(tmp_path / "data", SLOW, max_rows=4, lane_order="urgent") as bench:
+    monkeypatch.setattr(tasks, "ROOM_S", 0.05)
+    async with running_worker(tmp_path / "data", SLOW, max_rows=3, lane_order="urgent") as bench:
+        await asyncio.sleep(0.1)
         for _ in range(2):
-            await asyncio.sleep(2 * EMPTY_S)
             job = await bench.accept(steps=50)
             await bench.send(job)
             await bench.until(lambda job: job.state is JobState.RUNNING, job.id)
         assert looks == []
-        await asyncio.sleep(2 * EMPTY_S)
-        for job in (jobs := [await bench.accept() for _ in range(2)]):
-            await bench.send(job)
-        for job in jobs:
-            await bench.final(job.id)
-        assert looks  # the second of two that came together
+        third = await bench.accept()
+        await bench.send(third)
+        await bench.final(third.id)
+        assert looks == [third.lane]  # it filled the rows
 
 
 async def test_free_rows_get_the_most_urgent_jobs_of_a_backlog(tmp_path: Path) -> None:
