@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import structlog
 from xdist.remote import Producer
@@ -31,6 +32,10 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
     # the trees stay clean, but a worker's start must not compile two thousand modules each time: 4 s instead of 8 s
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(ROOT / ".cache" / "pycache")
     sys.dont_write_bytecode = False
+
+# examples wait for a busy machine, too
+hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("busy")
 
 SAID, VERDICT = "said", "verdict"
 """Properties of a test: lines for the end of the session, and for its very end. Under xdist another process writes them

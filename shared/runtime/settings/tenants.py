@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from shared.domain.errors import InvalidRequestError
 from shared.domain.identity import NAME, Rate, rate_of
@@ -25,7 +26,7 @@ def _rate(value: object) -> object:
 class TenantLimits(BaseModel):
     """What one tenant may take; None: no limit."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True)
 
     rate: Annotated[Rate, BeforeValidator(_rate)] | None = None
     """Calls under its keys and tokens: those of ten seconds at once."""
@@ -37,6 +38,14 @@ class TenantLimits(BaseModel):
     """Frames × pixels × steps of these jobs."""
     cache_bytes: int | None = Field(None, ge=0)
     """Bytes of its latents, images and masks in the cache."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, given: object) -> object:
+        for name in given if isinstance(given, Mapping) else ():
+            if name not in cls.model_fields:
+                raise ValueError(f"must have limits among {', '.join(cls.model_fields)} alone, not {name}")
+        return given
 
 
 class Tenants(Section):

@@ -41,7 +41,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(operations=OPERATIONS)
 async def test_any_interleaving_has_one_winner(catalog: Catalog, operations: list[tuple[str, int, bool]]) -> None:
     job_id = new_id()

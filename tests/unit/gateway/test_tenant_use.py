@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway.tenant_use import TenantUse
@@ -17,7 +17,6 @@ LIMITS = TenantLimits(jobs=5, pixel_steps=1000)
 Asked = tuple[int, int, bool]
 
 
-@settings(deadline=None)  # examples wait for a busy machine, too
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 600), st.booleans()), max_size=40))
 async def test_requests_that_come_together_stay_within_the_limits(asked: list[Asked]) -> None:
     """Each waits for its count and its row; some fail before they have one."""

@@ -54,7 +54,7 @@ def test_blocks_that_were_not_profiled_are_computed() -> None:
 
 
 @given(st.integers(0, 5), st.floats(0, 1000), st.floats(0, 1))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_at_most_n_reuses_in_a_row(in_a_row: int, time: float, change: float) -> None:
     assert decided(1, time, in_a_row, change) == (in_a_row < FOUND.most)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.retriever.bounds import PAIR, Near, TableBound
@@ -227,7 +227,6 @@ def test_seen_counts_both_roots() -> None:
 SIDES = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 5), st.sets(st.sampled_from(KS))), max_size=6)
 
 
-@settings(deadline=None)
 @given(SIDES, SIDES)
 def test_a_chosen_pair_is_the_best_that_the_bound_allows(
     objects: list[tuple[float, int, set[int]]], backgrounds: list[tuple[float, int, set[int]]]

@@ -123,7 +123,7 @@ async def test_tables_that_cannot_be_read_are_read_again_later(noop: Settings, m
         raise KeyError("a row of another version")
 
     monkeypatch.setattr("services.retriever.tables.REREAD_S", 0.01)
-    async with house(noop), asyncio.timeout(5):
+    async with house(noop), asyncio.timeout(30):
         monkeypatch.setattr("services.retriever.tables.load_latencies", broken)
         while readings < 2:
             await asyncio.sleep(0.01)

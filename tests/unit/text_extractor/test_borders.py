@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -52,7 +52,6 @@ def test_spans_do_not_overlap(tokenizer: Tokenizer) -> None:
     assert thing is None or place is None or thing[1] <= place[0] or place[1] <= thing[0]
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="abc ,🦊", max_size=40), st.integers(0, 2**32 - 1))
 def test_any_scores_give_pieces_of_the_prompt(tokenizer: Tokenizer, prompt: str, seed: int) -> None:
     one = reading(tokenizer, prompt, 24)

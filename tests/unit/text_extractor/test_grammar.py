@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.text_extractor.grammar import Grammar
@@ -83,7 +83,6 @@ TEXT = (
 WORDS = st.sampled_from(TEXT.split(" "))
 
 
-@settings(deadline=None)
 @given(st.one_of(st.text(max_size=300), st.lists(WORDS, max_size=60).map(" ".join)))
 def test_spans_are_pieces_of_any_prompt(prompt: str) -> None:
     extraction = GRAMMAR.extract([prompt])[0]

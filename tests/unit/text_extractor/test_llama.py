@@ -41,7 +41,6 @@ def test_none_is_written_whole() -> None:
     assert one.spans([80, 81, LINE, *MIDDLE, 1, LINE]) == [None, (0, 0)]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 4), max_size=12), st.integers(0, 2**32))
 def test_every_way_through_ends_in_two_spans(ids: list[int], seed: int) -> None:
     rng, one, written = random.Random(seed), copying(ids), list[int]()
@@ -102,7 +101,7 @@ def test_line_breaks_do_not_shift_phrases(folder: Path, gap: str) -> None:
     assert (parts.object, parts.background) == ("a red fox", f"in the{gap}snow at night")
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.text(max_size=60))
 def test_spans_are_pieces_of_any_prompt(folder: Path, prompt: str) -> None:
     extractor = _kept(folder)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.text_extractor.choice import open_extractor
@@ -144,7 +144,6 @@ def test_a_long_prompt_is_sent_as_far_as_it_is_read(server: Server) -> None:
     assert messages[-1]["content"] == " ".join(["word"] * 8)
 
 
-@settings(deadline=None)
 @given(st.text(max_size=200), st.text(max_size=200))
 @example("a red fox runs", "red fox")
 @example("a red foxglove", "red fox")

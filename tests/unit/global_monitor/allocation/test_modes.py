@@ -56,7 +56,7 @@ def test_a_rounded_share_that_holds_up_the_rest_is_rounded_the_other_way() -> No
 
 
 @given(st.integers(2, 12), rates, rates, st.floats(0.01, 30), st.floats(0.01, 60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_no_neighbour_of_throughput_modes_whole_number_gets_more_of_undone_work_done(
     workers: int, large: float, small: float, miss: float, hit: float
 ) -> None:
@@ -71,7 +71,7 @@ def test_no_neighbour_of_throughput_modes_whole_number_gets_more_of_undone_work_
 
 
 @given(groups_, works)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_quality_is_the_optimum_of_eq_10_over_all_allocations(groups: list[Group], work: Workload) -> None:
     workers = [group for group in groups for _ in range(group.count)]
     best = -1

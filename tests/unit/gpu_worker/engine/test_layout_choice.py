@@ -78,7 +78,7 @@ def test_a_wrong_profile_is_corrected() -> None:
     assert not any(ran[-20:])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(speeds=st.lists(st.floats(0.1, 10), min_size=2, max_size=6))
 def test_a_machine_that_changes_its_speed_between_mixes_changes_no_decision(speeds: list[float]) -> None:
     """Steps of different mixes, or of one layout, are never compared."""
@@ -87,7 +87,7 @@ def test_a_machine_that_changes_its_speed_between_mixes_changes_no_decision(spee
         assert not any(run(choice, (MIX, OTHER)[number % 2], 10, 1.2, slower))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(truth=st.floats(0.5, 2.0), profile=st.floats(0.8, 1.25))
 def test_the_cost_of_a_wrong_start_is_bounded(truth: float, profile: float) -> None:
     """Over 2,000 steps of a mix auto is within 5 % of the better layout, however wrong a close profile is."""

@@ -120,7 +120,7 @@ class Run:
         self.waiting = [row for row in self.waiting if row.id not in decision.join]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @example(seed=20096, rows=1)
 @given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 4))
 def test_no_deadline_that_was_on_time_is_lost_and_all_finish(seed: int, rows: int) -> None:

@@ -176,7 +176,7 @@ def test_without_deadlines_it_decides_as_by_priority(waiting: list[Timed], runni
 Arrival = tuple[float, Timed]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     stream=st.lists(st.tuples(st.floats(0, 40), TASKS), min_size=1, max_size=3),
     rows=st.integers(1, 4),

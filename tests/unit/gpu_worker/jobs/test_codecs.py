@@ -29,7 +29,7 @@ def latent(seed: int = 0, scale: float = 1.0) -> np.ndarray:
     return (np.random.default_rng(seed).standard_normal((4, 16, 24)) * scale).astype(np.float32)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1000), scale=st.floats(1e-3, 50))
 def test_codecs_are_as_exact_as_they_say(seed: int, scale: float) -> None:
     values = latent(seed, scale)

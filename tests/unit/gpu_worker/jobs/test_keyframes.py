@@ -42,7 +42,7 @@ RUNS = st.builds(
 CODECS = st.builds(Keyframes, st.sampled_from([0.9, 0.99, 1.0]), st.sampled_from([0.0, 0.95, 0.995]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(RUNS, CODECS)
 def test_each_frame_comes_back_near_enough_or_as_it_was(run: Run, codec: Keyframes) -> None:
     coded = encode_run(run, codec)
@@ -55,7 +55,7 @@ def test_each_frame_comes_back_near_enough_or_as_it_was(run: Run, codec: Keyfram
         assert np.all(near | (rows(latent) == half).all(axis=1))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(RUNS, st.randoms())
 def test_the_order_of_the_states_changes_nothing(run: Run, rng: object) -> None:
     ks = list(run)
@@ -70,7 +70,7 @@ def test_no_order_breaks_a_tie_between_bases() -> None:
     assert all(encode_run({k: run[k] for k in ks}, Keyframes()) == coded for ks in permutations(run))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(RUNS, st.floats(0, 1, exclude_max=True))
 def test_a_part_of_a_blob_is_corrupt(run: Run, share: float) -> None:
     coded = encode_run(run, Keyframes(0.99, 0.0))

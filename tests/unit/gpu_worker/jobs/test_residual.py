@@ -124,7 +124,7 @@ def test_a_long_clips_state_repeats_its_noise_as_the_run_did(window: int, stride
             decode_state(data.replace(bytes((8, 8, *windows)), bytes((8, 8, *wrong))), "residual")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     shape=st.tuples(st.integers(1, 16), st.integers(4, 40), st.integers(4, 40)),
     seeds=st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=3, unique=True),

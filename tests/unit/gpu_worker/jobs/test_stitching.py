@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gpu_worker.jobs.codecs import encode_state
@@ -22,7 +22,6 @@ def drawn(shape: tuple[int, ...], seed: int) -> tuple[np.ndarray, ...]:
     return (*states, *masks)
 
 
-@settings(deadline=None)
 @given(SHAPES, st.integers(0, 999))
 def test_each_cell_comes_from_the_right_state(shape: tuple[int, ...], seed: int) -> None:
     ours, theirs, thing, _, _, place = drawn(shape, seed)
@@ -34,7 +33,6 @@ def test_each_cell_comes_from_the_right_state(shape: tuple[int, ...], seed: int)
         assert found[cell] == (theirs if from_background else ours)[cell]
 
 
-@settings(deadline=None)
 @given(SHAPES, st.integers(0, 999))
 def test_masks_that_fit_leave_no_cell_to_choose(shape: tuple[int, ...], seed: int) -> None:
     """Where the other clip's background is all around the object, nothing else of either clip is seen."""
@@ -48,7 +46,6 @@ def test_masks_that_fit_leave_no_cell_to_choose(shape: tuple[int, ...], seed: in
     assert np.array_equal(stitch(ours, theirs, ~everywhere, everywhere), theirs)
 
 
-@settings(deadline=None)
 @given(SHAPES, st.integers(0, 999))
 def test_an_image_is_a_clip_of_one_frame(shape: tuple[int, ...], seed: int) -> None:
     one = (shape[0], 1, *shape[2:])

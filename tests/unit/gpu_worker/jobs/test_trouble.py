@@ -106,6 +106,7 @@ async def test_the_tasks_own_error_is_tried_three_times_then_kept_on_the_job(
     bench: WorkerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await bench.draw()
+    await bench.idle()
     before = set(await bench.keys())
 
     def not_finite(self: UNetFamily, size: Size, generator: object, frames: int) -> torch.Tensor:

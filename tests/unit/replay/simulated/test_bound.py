@@ -107,7 +107,7 @@ traces = st.integers(2, 5).flatmap(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cosines=traces, room=st.integers(1, 2), width=st.integers(1, 5))
 def test_no_cache_is_better_than_the_bound(cosines: list[list[float]], room: int, width: int) -> None:
     possible = best_possible(cosines, room)
@@ -116,7 +116,7 @@ def test_no_cache_is_better_than_the_bound(cosines: list[list[float]], room: int
     assert closer <= upper + 1e-6 <= infinite + 2e-6
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     cosines=traces,
     sizes=st.lists(st.integers(2, 5), min_size=5, max_size=5),
@@ -133,7 +133,7 @@ def test_nor_is_one_whose_entries_are_of_unequal_bytes(
     assert closer <= upper + 1e-6 <= infinite + 2e-6
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     cosines=traces,
     steps=st.lists(st.sampled_from([1, 10, 25, 50, 60]), min_size=5, max_size=5),

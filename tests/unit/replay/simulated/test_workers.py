@@ -83,7 +83,7 @@ def test_a_broker_pushes_in_turns_where_workers_that_ask_are_served_when_idle() 
 arrivals = st.lists(st.tuples(st.floats(0, 50), st.integers(1, 9)), min_size=1, max_size=30)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(arrivals=arrivals, count=st.integers(1, 3), max_rows=st.integers(1, 4), in_turns=st.booleans())
 def test_everyone_is_served_with_all_steps_and_nobody_faster_than_alone(
     arrivals: list[tuple[float, int]], count: int, max_rows: int, in_turns: bool

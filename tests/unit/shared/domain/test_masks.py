@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.domain.errors import BlobCorruptError
@@ -21,7 +21,6 @@ def drawn(shape: tuple[int, ...], seed: int) -> np.ndarray:
     return np.random.default_rng(seed).random(shape) < 0.3
 
 
-@settings(deadline=None)
 @given(SHAPES, st.integers(0, 99))
 def test_both_masks_come_back(shape: tuple[int, ...], seed: int) -> None:
     thing, place = drawn(shape, seed), drawn(shape, seed + 1000)
@@ -32,7 +31,6 @@ def test_both_masks_come_back(shape: tuple[int, ...], seed: int) -> None:
     assert pack(thing, place) == data
 
 
-@settings(deadline=None)
 @given(SHAPES, st.data())
 def test_damage_is_found(shape: tuple[int, ...], data: st.DataObject) -> None:
     whole = pack(drawn(shape, 1), drawn(shape, 2))

@@ -37,7 +37,7 @@ def test_a_job_that_has_aged_goes_first_where_it_is_its_turn() -> None:
     assert has_aged(unknown, UNKNOWN_AGED_S + 1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**16), backlog=st.integers(0, 12))
 def test_a_wait_is_bounded_against_any_stream_of_urgent_jobs(seed: int, backlog: int) -> None:
     """One claim in four takes the oldest job that has aged, so a job is claimed at the latest after it has aged and

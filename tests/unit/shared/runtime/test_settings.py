@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from shared.domain.errors import ConfigurationError
 from shared.runtime.settings import Settings
+from shared.runtime.settings_names import in_words
 from shared.service.backends import require_shared
 
 
@@ -77,6 +78,14 @@ def test_more_k_than_the_default_eviction_learns_of_need_another_one() -> None:
     with pytest.raises(ValidationError, match=r"capture_steps: .* \(got 11\)"):
         Settings(capture_steps=many)
     assert Settings(capture_steps=many, eviction_policy="lcbfu").capture_steps == many
+
+
+def test_a_misspelt_limit_of_a_tenant_is_named_with_the_limits_that_exist() -> None:
+    with pytest.raises(ValidationError) as refused:
+        Settings(tenant_limits={"acme": {"job": 5}})
+    said = in_words(refused.value)
+    assert said.startswith("tenant_limits.acme: must have limits among rate, calls, jobs,"), said
+    assert "alone, not job (got {'job': 5})" in said
 
 
 def test_settings_cannot_be_changed() -> None:

@@ -36,7 +36,7 @@ def test_a_burst_then_the_rate_and_each_key_for_itself() -> None:
     assert all(taken(buckets, None, 0.0) for _ in range(1000))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.floats(0.1, 100.0), st.integers(1, 20), st.lists(st.floats(0.0, 1.0), min_size=1, max_size=100)
 )  # fmt: skip

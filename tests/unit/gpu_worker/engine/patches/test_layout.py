@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gpu_worker.engine.patches.layout import NONE, Shape, fits, layout_of, patch_side
@@ -14,14 +14,11 @@ from shared.models import find_card
 from shared.models.card import SizeRule
 from tests.unit.gpu_worker.engine.patches.conftest import Grids, batch_of, grids, images_of
 
-untimed = settings(deadline=None)
-
 
 def shapes_of(mix: Grids, side: int) -> list[Shape]:
     return [(rows * side, columns * side) for rows, columns in mix]
 
 
-@untimed
 @given(mix=grids(), side=st.integers(1, 4))
 def test_every_patch_has_one_place(mix: Grids, side: int) -> None:
     layout = layout_of(shapes_of(mix, side), side)
@@ -34,7 +31,6 @@ def test_every_patch_has_one_place(mix: Grids, side: int) -> None:
     assert [layout.requests.tolist().count(i) for i in range(len(mix))] == counts
 
 
-@untimed
 @given(mix=grids(), side=st.integers(1, 4))
 def test_resolutions_cut_requests_and_patches_into_runs(mix: Grids, side: int) -> None:
     layout = layout_of(shapes_of(mix, side), side)
@@ -50,7 +46,6 @@ def test_resolutions_cut_requests_and_patches_into_runs(mix: Grids, side: int) -
         )
 
 
-@untimed
 @given(mix=grids(), side=st.integers(1, 4))
 def test_neighbours_are_symmetric_and_of_the_same_image(mix: Grids, side: int) -> None:
     layout = layout_of(shapes_of(mix, side), side)
@@ -65,7 +60,6 @@ def test_neighbours_are_symmetric_and_of_the_same_image(mix: Grids, side: int) -
     assert missing == [rows, rows, columns, columns]
 
 
-@untimed
 @given(mix=grids(), side=st.integers(1, 4), seed=st.integers(0, 99))
 def test_joined_patches_are_the_images(mix: Grids, side: int, seed: int) -> None:
     images = images_of(mix, side, channels=2, seed=seed)
@@ -75,7 +69,6 @@ def test_joined_patches_are_the_images(mix: Grids, side: int, seed: int) -> None
     assert all(torch.equal(one, other) for one, other in zip(batch.join(patches), images, strict=True))
 
 
-@untimed
 @given(mix=grids(), side=st.integers(1, 3), reach=st.tuples(*[st.integers(0, 7)] * 4), seed=st.integers(0, 99))
 def test_halos_are_the_cells_around_a_patch(mix: Grids, side: int, reach: tuple[int, ...], seed: int) -> None:
     """Also where they are wider than a patch."""

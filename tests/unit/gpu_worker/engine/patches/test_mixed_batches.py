@@ -72,7 +72,7 @@ def test_a_mix_of_sizes_is_one_forward_pass_and_equals_runs_of_their_own(load: L
         assert together[one.id].steps_run == alone.steps_run
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     chosen=st.lists(
         st.tuples(st.sampled_from(SIZES), st.sampled_from([1.0, 2.5, 7.0]), st.integers(0, 4), st.booleans()),

@@ -28,7 +28,7 @@ from tests.unit.gpu_worker.engine.patches.conftest import Grids, batch_of, each_
 
 BOUND = 1e-5
 """In standard deviations of the whole output, float32."""
-few = settings(max_examples=25, deadline=None)
+few = settings(max_examples=25)
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from services.gpu_worker.engine.patches.operators import PatchedGroupNorm, repla
 from services.gpu_worker.engine.patches.stitcher import StitchedResnetBlock, fuses, stitched
 from tests.unit.gpu_worker.engine.patches.conftest import Grids, batch_of, each_alone, error, grids, images_of
 
-few = settings(max_examples=10, deadline=None)
+few = settings(max_examples=10)
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,6 @@ IDS = st.lists(st.integers(0, 12), unique=True, max_size=10)
 
 
 @given(IDS, IDS)
-@settings(deadline=None)
 def test_common_new_and_expired_part_the_ids(cached: list[int], batch: list[int]) -> None:
     found = sets_of(cached, batch)
     assert all(batch[here] == cached[there] for here, there in found.common)
@@ -35,7 +34,7 @@ def _id(number: int) -> PatchId:
 
 
 @given(IDS, IDS, IDS)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_patches_of_several_batches_are_put_together(one: list[int], other: list[int], batch: list[int]) -> None:
     other = [number for number in other if number not in one]
     kept = [saved(numbers) if numbers else None for numbers in (one, other)]

@@ -66,7 +66,7 @@ def left_half() -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ["ddim", "dpm++2m", "flow_match_euler"])
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(steps=st.integers(1, 60), share=st.floats(0, 1), seed=st.integers(0, 9))
 def test_the_noise_of_a_latent_brings_the_clean_one_back(name: str, steps: int, share: float, seed: int) -> None:
     config = {"num_train_timesteps": 1000, **({} if "flow" in name else {"clip_sample": False})}

@@ -101,7 +101,7 @@ def check(instance: tuple[Profile, list[Backbone], Conditions, int, int, int], e
     assert (found.slowest_s, found.slowest_self_conditioned_s, found.gap_s) == pytest.approx(tuple(worst))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(instances(1), st.booleans())
 def test_one_backbone_equals_exhaustive_search(
     instance: tuple[Profile, list[Backbone], Conditions, int, int, int], equal: bool
@@ -109,7 +109,7 @@ def test_one_backbone_equals_exhaustive_search(
     check(instance, equal)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(instances(2), st.booleans())
 def test_two_backbones_equal_exhaustive_search(
     instance: tuple[Profile, list[Backbone], Conditions, int, int, int], equal: bool

@@ -103,7 +103,7 @@ COMPONENTS = st.lists(st.lists(st.integers(1, 40).map(float), min_size=1, max_si
 BUBBLES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 3)), min_size=1, max_size=6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(COMPONENTS, BUBBLES)
 def test_the_beam_search_is_never_worse_than_the_recursion(
     times: list[list[float]], lengths: list[tuple[int, int]]

@@ -87,7 +87,7 @@ def play(program: Program, training: Training) -> None:
     assert sent == {one for device in program.devices for sends in device.sends for one in sends}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(case=cases())
 def test_no_program_deadlocks_and_frozen_rows_run_once(case: Case) -> None:
     training, plan, layout = planned(case)
@@ -104,7 +104,7 @@ def test_no_program_deadlocks_and_frozen_rows_run_once(case: Case) -> None:
         assert runs == Counter((one, at, row) for one, at in layers for row in range(BATCH))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(case=cases())
 def test_every_stage_gets_the_rows_it_trains_on(case: Case) -> None:
     training, plan, layout = planned(case)

@@ -61,7 +61,7 @@ def unets(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(config=unets(), size=st.tuples(st.integers(4, 9), st.integers(4, 9)), data=st.data())
 def test_a_unet_of_any_shape_can_be_cut_anywhere(config: dict[str, Any], size: tuple[int, int], data: Any) -> None:
     unet = tiny_unet(**config)

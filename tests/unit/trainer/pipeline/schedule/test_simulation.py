@@ -57,7 +57,7 @@ def test_a_device_that_only_sums_gradients_is_idle() -> None:
 TIMES = st.lists(st.tuples(*[st.floats(0.1, 3)] * 2, *[st.floats(0, 2)] * 2), min_size=2, max_size=8)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(TIMES, st.integers(1, 4), st.integers(1, 10), st.sampled_from([0.0, 1.0]), st.sampled_from([1, 3]))
 def test_t_max_is_an_upper_bound_of_the_simulated_time(
     layers: list[tuple[float, ...]], stages: int, micro_batches: int, chance: float, groups: int
