@@ -13,6 +13,7 @@ from protos import cache_maintainer_pb2, match_predictor_pb2
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
 from services.cli.embedded import all_services
+from services.retriever.service import RetrieverService
 from shared.client import AsyncClient, Picture
 from shared.domain.types import CacheMode, JobState, PlanSource
 from shared.runtime.clock import Clock
@@ -27,6 +28,7 @@ SLOW = "noop:?step_ms=20"
 class House:
     process: Running
     client: AsyncClient
+    retriever: RetrieverService | None = None
 
     @property
     def backends(self) -> Any:
@@ -46,7 +48,8 @@ class House:
                 await asyncio.sleep(0.01)
 
     async def settled(self, picture: Picture, timeout_s: float = 20.0) -> None:
-        """Until the picture's entry answers repeats and, when it has states, search and predictor know it."""
+        """Until the picture's entry answers repeats and, when it has states, search and predictor know it, and the
+        retriever counts it for the rules of variety."""
         writes = picture.job.request.cache in (CacheMode.AUTO, CacheMode.WRITE)
         if not writes or picture.plan.source is PlanSource.EXACT:
             return
@@ -57,10 +60,14 @@ class House:
             page = await maintainer.Inspect(cache_maintainer_pb2.InspectRequest(page_size=1000), timeout=5.0)
             known = await predictor.Stats(match_predictor_pb2.StatsRequest(), timeout=5.0)
             searched = [entry for entry in page.entries if entry.states]
-            if picture.job.id in {entry.id for entry in page.entries} and known.entries >= len(searched):
+            cached = picture.job.id in {entry.id for entry in page.entries}
+            if cached and known.entries >= len(searched) and self._counted(picture.job.id):
                 return
             await asyncio.sleep(0.02)
         raise AssertionError(f"the cache did not take in {picture.job.request.prompt!r}")
+
+    def _counted(self, entry_id: str) -> bool:
+        return self.retriever is None or self.retriever._entries.seen._long.get(entry_id) is not None
 
 
 @contextlib.asynccontextmanager
@@ -73,4 +80,5 @@ async def house(
         running([*services, *plus], settings, clock=clock) as process,
         AsyncClient(process.address, retry_s=0.0) as client,
     ):
-        yield House(process, client)
+        retriever = next((one for one in services if isinstance(one, RetrieverService)), None)
+        yield House(process, client, retriever)
