@@ -87,7 +87,7 @@ def measured(family: PipelineFamily, sizes: Sequence[Size], requests: int, round
 
     tasks, draw = tasks_of(family, equal_shares(sizes, requests)), random.Random(0)
     arms = {"groups": GROUPS, "one batch": MIXED}
-    with _peaks(family.device) as peak_bytes:
+    with peaks(family.device) as peak_bytes:
         found = in_turn(family, tasks, arms, rounds, time.perf_counter, draw)
     if family.denoiser_name == "unet":
         with mock.patch("services.gpu_worker.engine.patches.stitcher.kernels_for", return_value=None):
@@ -118,7 +118,7 @@ def _decision_us(family: PipelineFamily, tasks: Sequence[Any]) -> float:
 
 
 @contextmanager
-def _peaks(device: Any) -> Iterator[list[int]]:
+def peaks(device: Any) -> Iterator[list[int]]:
     """Yield a list with the peak bytes of the block, once it has ended; 0 without CUDA."""
     import torch
 

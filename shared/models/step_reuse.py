@@ -21,8 +21,6 @@ from shared.domain.errors import ModelError
 FILE = "step_reuse.json"
 UNETS = ("unet",)
 TRANSFORMERS = ("sd3", "flux", "sana")
-PACKED = ("packed", "auto")
-"""Layouts in which the patches of a transformer differ from batch to batch, so that none can be reused."""
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -37,7 +35,7 @@ class StepReuse:
 
     weights_hash: str
     layout: str
-    """Value of the setting `layout` with which it was trained."""
+    """Value of the setting `layout` with which it was trained (`trained_with`)."""
     patch_px: int
     """Value of that setting; it counts with patches only."""
     most: int
@@ -70,6 +68,12 @@ class StepReuse:
         """Return 12 hex digits over everything that decides a reuse, for plans and for CompatKey.sampler."""
         decided = {name: value for name, value in reuse_to_json(self).items() if name != "quality"}
         return hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def trained_with(family: str, layout: str, patch_px: int) -> tuple[str, int]:
+    """Return layout and patch_px as the forest of a model names them: transformers reuse whole images in each layout,
+    so that one forest counts for all."""
+    return (layout, patch_px) if family in UNETS else ("groups", 0)
 
 
 def reuse_to_json(one: StepReuse) -> dict[str, Any]:
@@ -108,8 +112,7 @@ def read_step_reuse(
     """Return the forest beside the weights, if it may be used with this layout; else None and the reason."""
     if family not in (*UNETS, *TRANSFORMERS):
         return None, f"family must be one of {', '.join((*UNETS, *TRANSFORMERS))} (got {family})"
-    if family in TRANSFORMERS and layout in PACKED:
-        return None, f"layout must be groups for family {family} (got {layout})"
+    layout, patch_px = trained_with(family, layout, patch_px)
     try:
         found = reuse_from_json(json.loads((folder / FILE).read_bytes()))
     except FileNotFoundError:

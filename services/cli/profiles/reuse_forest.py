@@ -43,10 +43,10 @@ class Recorder:
     ) -> None:
         earlier, now = self._steps[block, ids], leaves(outputs)
         for reuses, (moved_from, changed_from) in enumerate(reversed(earlier)):
-            moved = changes(inputs, moved_from)
+            moved = changes(inputs, moved_from, ids)
             blocks, ages = np.full_like(moved, block), np.full_like(moved, reuses)
             self._rows.append(np.stack([blocks, timesteps.astype(np.float32), ages, moved], axis=1))
-            self._changed.append(changes(now, changed_from))
+            self._changed.append(changes(now, changed_from, ids))
         earlier.append((inputs, now))
 
     def forget(self) -> None:

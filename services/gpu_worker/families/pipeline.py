@@ -15,6 +15,7 @@ from torch import Tensor
 from services.gpu_worker.engine.layout import Pass, denoise_by_shape, step_rows
 from services.gpu_worker.engine.layout_choice import LayoutChoice
 from services.gpu_worker.engine.patches.auto_layout import AutoLayout
+from services.gpu_worker.engine.patches.batch import Current
 from services.gpu_worker.engine.patches.patched_model import PatchedModel
 from services.gpu_worker.engine.reuse.block_reuse import BlockReuse, Policy
 from services.gpu_worker.engine.rows import Pixels, PromptEncoding, Row, Stepped, draw_noise
@@ -227,7 +228,8 @@ class PipelineFamily(ABC):
     def reuse_blocks(self, policy: Policy | None) -> BlockReuse:
         """Reuse outputs of the denoiser's blocks between steps, as `policy` decides; None: compute all blocks."""
         if self._reuse is None:
-            self._reuse = BlockReuse(self.denoiser, self._patched.current if self._patched is not None else None)
+            current = Current() if self._patched is None else self._patched.current
+            self._reuse = BlockReuse(self.denoiser, current)
         self._reuse.policy = policy
         if self._patched is not None and self.auto is None:
             self._patched.always_cut = policy is not None and self._patched.per_patch

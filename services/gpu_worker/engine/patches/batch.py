@@ -46,6 +46,11 @@ class PatchBatch:
         """(R + 1,): first patch of each request, and the number of patches."""
         self._pairs: dict[tuple[str, int], Pairs] = {}
 
+    @property
+    def squares(self) -> list[int]:
+        """Patches of each row of a forward pass."""
+        return [1] * self.layout.patches
+
     @cached_property
     def around(self) -> Tensor:
         """Return the patches around each patch and itself, (P, 9), row by row; NONE beyond the border of its image."""

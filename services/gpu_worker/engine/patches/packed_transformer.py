@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from services.gpu_worker.engine.patches import packed_attention
 from services.gpu_worker.engine.patches.batch import Current, PatchBatch
 from services.gpu_worker.engine.patches.layout import Shape
+from services.gpu_worker.engine.patches.packed_batch import PackedBatch, padded
 from services.gpu_worker.engine.patches.patched_model import PatchedModel
 
 Around = Callable[..., Any]
@@ -31,6 +31,7 @@ class PackedTransformer(PatchedModel):
     """
 
     per_patch = False
+    batch_kind = PackedBatch
 
     def __init__(self, transformer: nn.Module, unit: int) -> None:
         super().__init__(unit)
@@ -88,8 +89,7 @@ def _convolve(batch: PatchBatch, whole: Any, patches: Tensor) -> Tensor:
 
 def _pad_texts(batch: PatchBatch, whole: Any, texts: Tensor) -> Tensor:
     """Project texts (R, t, width) to (P · m, width), padded: SANA views its texts as one per row of the batch."""
-    tokens = whole(texts).flatten(0, 1)
-    return F.pad(tokens, (0, 0, 0, -len(tokens) % batch.layout.patches))
+    return padded(whole(texts), batch.layout.patches).flatten(0, 1)
 
 
 def _rotate(batch: PatchBatch, whole: Any, places: Tensor) -> Any:

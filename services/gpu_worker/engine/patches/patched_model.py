@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import ClassVar
 
 import torch
@@ -23,6 +23,7 @@ class PatchedModel(ABC):
 
     per_patch: ClassVar[bool]
     """True if the denoiser takes a timestep and a prompt for each patch, else for each request."""
+    batch_kind: ClassVar[type[PatchBatch]] = PatchBatch
     side: int = 0
     """Latent cells per side of a patch where that is the same in all batches; else 0."""
 
@@ -33,7 +34,7 @@ class PatchedModel(ABC):
         self.always_cut = False
         """True if a batch of one shape is cut as well, because blocks reuse their output patch by patch. A batch with a
         region is cut, too."""
-        self._batch_of = lru_cache(maxsize=KEPT)(_make_batch)
+        self._batch_of = lru_cache(maxsize=KEPT)(partial(_make_batch, self.batch_kind))
 
     @abstractmethod
     def _side(self, shapes: Sequence[Shape]) -> int:
@@ -90,5 +91,5 @@ class PatchedModel(ABC):
         return height // self._unit, width // self._unit
 
 
-def _make_batch(shapes: tuple[Shape, ...], side: int, device: torch.device) -> PatchBatch:
-    return PatchBatch(layout_of(shapes, side), device)
+def _make_batch(kind: type[PatchBatch], shapes: tuple[Shape, ...], side: int, device: torch.device) -> PatchBatch:
+    return kind(layout_of(shapes, side), device)

@@ -1,4 +1,8 @@
-"""Cached tensors of a denoiser's blocks: patches that stay, that are new, and that have left (PatchedServe §5.2)."""
+"""Cached tensors of a denoiser's blocks: patches that stay, that are new, and that have left (PatchedServe §5.2).
+
+A patch here is what a block decides about: a part of an image with `layout=patches`, else a whole image. A packed image
+has several rows in some tensors, one for each square of its tokens, and one row in the others.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,11 @@ from torch import Tensor
 
 Ints = npt.NDArray[np.int64]
 Tree = Any
-"""Tensors with one row per patch, (P, …), in nested tuples; None where a block returns nothing."""
-PatchId = tuple[int, int, bool, tuple[int, ...]]
-"""Serial number of a pass, number of the patch in the pass, whether the image is cut, and shape of the patch's latent.
-An image that is cut another way thus has other ids, even where it is one patch."""
+"""Tensors with one row per patch, (P, …), in nested tuples; None where a block returns nothing. With packed images some
+have more rows (`Places`)."""
+PatchId = tuple[int, int, int, tuple[int, ...]]
+"""Serial number of a pass, number of the patch in the pass, number of squares that it holds, and shape of their latent.
+0 squares: the image is not cut. An image that is cut another way thus has other ids, even where it is one square."""
 _SERIALS = count()
 
 
@@ -70,6 +75,32 @@ class PassCache:
     serial: int = field(default_factory=lambda: next(_SERIALS))
 
 
+class Places:
+    """Some patches of a batch, and their rows in its tensors."""
+
+    def __init__(self, ids: Sequence[PatchId], places: Ints) -> None:
+        """ids: of all patches; places: of these, ascending."""
+        self.ids, self._places = ids, places
+        self._rows: dict[int, Tensor] = {}
+
+    def of(self, values: Tensor) -> Tensor:
+        """Return the rows of these patches in a tensor with one row for each patch of the batch, or for each square."""
+        if len(values) not in self._rows:
+            rows = self._places if len(values) == len(self.ids) else self._squares()
+            self._rows[len(values)] = torch.from_numpy(rows).to(values.device)
+        return self._rows[len(values)]
+
+    def _squares(self) -> Ints:
+        held = squares_of(self.ids)
+        own, ends = held[self._places], np.cumsum(held)
+        return np.repeat(ends[self._places] - np.cumsum(own), own) + np.arange(own.sum())
+
+
+def squares_of(ids: Sequence[PatchId]) -> Ints:
+    """Return (P,), the squares of each patch; 1 for an image that is not cut."""
+    return np.array([max(squares, 1) for _, _, squares, _ in ids], dtype=np.int64)
+
+
 def gather(blocks: Iterable[Saved | None], ids: tuple[PatchId, ...]) -> tuple[Saved | None, Ints]:
     """Return what the cache has of these patches, in their order, and the places of those that it has (Common).
 
@@ -90,10 +121,11 @@ def gather(blocks: Iterable[Saved | None], ids: tuple[PatchId, ...]) -> tuple[Sa
         in_a_row[here], steps[here] = one.in_a_row[there], one.steps[there]
 
     def assembled(*parts: Tensor) -> Tensor:
-        whole = parts[0].new_zeros(len(ids), *parts[0].shape[1:])
-        for part, (_, common) in zip(parts, sets, strict=True):
-            here, there = (torch.tensor(each, device=part.device) for each in zip(*common, strict=True))
-            whole.index_copy_(0, here, part.index_select(0, there))
+        single = len(parts[0]) == len(sets[0][0].ids)
+        whole = parts[0].new_zeros(len(ids) if single else squares_of(ids).sum(), *parts[0].shape[1:])
+        for part, (one, common) in zip(parts, sets, strict=True):
+            here, there = (np.array(each, dtype=np.int64) for each in zip(*common, strict=True))
+            whole.index_copy_(0, Places(ids, here).of(whole), part.index_select(0, Places(one.ids, there).of(part)))
         return whole
 
     inputs, outputs, inner = (
@@ -111,20 +143,27 @@ def map_tree(function: Callable[..., Tensor], *trees: Tree) -> Tree:
     return trees[0]
 
 
-def select(tree: Tree, places: Tensor) -> Tree:
-    """Return these rows of each tensor."""
-    return map_tree(lambda values: values.index_select(0, places), tree)
+def select(tree: Tree, places: Places) -> Tree:
+    """Return the rows of these patches in each tensor."""
+    return map_tree(lambda values: values.index_select(0, places.of(values)), tree)
 
 
-def replace_rows(tree: Tree, places: Tensor, rows: Tree) -> Tree:
-    """Return a copy of each tensor with these rows replaced."""
-    return map_tree(lambda whole, own: whole.index_copy(0, places, own.to(whole.dtype)), tree, rows)
+def replace_rows(tree: Tree, places: Places, rows: Tree) -> Tree:
+    """Return a copy of each tensor with the rows of these patches replaced."""
+    return map_tree(lambda whole, own: whole.index_copy(0, places.of(whole), own.to(whole.dtype)), tree, rows)
 
 
-def changes(now: Tree, before: Tree) -> npt.NDArray[np.float32]:
+def changes(now: Tree, before: Tree, ids: Sequence[PatchId]) -> npt.NDArray[np.float32]:
     """Return (P,), the change of each patch: squared difference as a share of the square of `now`, over all tensors."""
-    pairs = zip(now, before, strict=True)
-    moved = sum((one.float() - other.float()).square().flatten(1).sum(1) for one, other in pairs)
-    size = sum(one.float().square().flatten(1).sum(1) for one in now)
+
+    def by_patch(values: Tensor) -> Tensor:
+        sums = values.float().square().flatten(1).sum(1)
+        if len(sums) == len(ids):
+            return sums
+        owners = torch.from_numpy(np.repeat(np.arange(len(ids)), squares_of(ids))).to(sums.device)
+        return sums.new_zeros(len(ids)).index_add_(0, owners, sums)
+
+    moved = sum(by_patch(one.float() - other.float()) for one, other in zip(now, before, strict=True))
+    size = sum(by_patch(one) for one in now)
     found: npt.NDArray[np.float32] = (torch.as_tensor(moved) / torch.as_tensor(size)).cpu().numpy()
     return found

@@ -12,21 +12,21 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor, nn
 
 from services.gpu_worker.engine.layout import Forward
-from services.gpu_worker.engine.patches.batch import Current
+from services.gpu_worker.engine.patches.batch import Current, PatchBatch
+from services.gpu_worker.engine.patches.packed_batch import PackedBatch
 from services.gpu_worker.engine.reuse.block_batch import BlockBatch
 from services.gpu_worker.engine.reuse.block_cache import (
     Ints,
     PassCache,
     PatchId,
+    Places,
     Saved,
     Tree,
     changes,
     gather,
-    map_tree,
     replace_rows,
     select,
 )
@@ -89,12 +89,12 @@ class BlockReuse:
     patches of a region, in most steps (engine/held.py).
 
     With neither, and outside of `during`, the blocks run as they are. A row whose last step kept nothing computes
-    all blocks: its first step, and any step after another cut of its image.
+    all blocks: its first step, and any step after another cut of its image. Packed images are reused as a whole.
     """
 
     denoiser: nn.Module
-    current: Current | None = None
-    """The batch of patches that runs; None: the denoiser runs whole images only."""
+    current: Current = field(default_factory=Current)
+    """The batch of patches that runs; without one the denoiser runs whole images."""
     policy: Policy | None = None
     observe: Observe | None = None
     counts: Counts = field(default_factory=Counts)
@@ -117,9 +117,10 @@ class BlockReuse:
                 for row in rows:  # frees what a region kept
                     row.blocks.clear()
                 return forward(latents, timesteps, encodings, rows)
-            cut = self.current is not None and self.current.batch is not None
+            batch = self.current.batch
+            squares = [0] * len(rows) if batch is None else batch.squares
             try:
-                self._call = call = _call_of(latents, timesteps, encodings, rows, cut)
+                self._call = call = _call_of(latents, timesteps, encodings, rows, squares)
                 output = forward(latents, timesteps, encodings, rows)
                 _count(call)
                 return output
@@ -162,11 +163,11 @@ class BlockReuse:
         held = known.in_a_row[places] < call.most[places]
         if self.policy is None or not len(places):
             return held
-        before: Tree = known.inputs
-        if len(places) < len(call.ids):
-            at = torch.from_numpy(places).to(inputs[0].device)
-            inputs, before = select(inputs, at), select(before, at)
-        moved = changes(inputs, before)
+        before, ids = known.inputs, call.ids
+        if len(places) < len(ids):
+            at = Places(ids, places)
+            inputs, before, ids = select(inputs, at), select(before, at), tuple(ids[place] for place in places)
+        moved = changes(inputs, before, ids)
         return held | self.policy.reused(number, call.timesteps[places], known.in_a_row[places], moved)
 
     def _computed(
@@ -181,9 +182,14 @@ class BlockReuse:
         if masked.all():
             return Saved(call.ids, known.inputs, known.outputs, known.inner, in_a_row, call.done)
         computed = np.flatnonzero(~masked)
-        at = torch.from_numpy(computed).to(inputs[0].device)
-        some = {name: value if name in SHARED else _rows(value, at) for name, value in arguments.items()}
-        outputs, inner = self._of_block(partial(whole, **some), computed, known.inner)
+        at = Places(call.ids, computed)
+        if isinstance(batch := self.current.batch, PackedBatch):
+            part, some = batch.of_requests(computed, arguments)
+            with _seen_as(self.current, part):
+                outputs, inner = whole(**some), ()
+        else:
+            some = {name: value if name in SHARED else select(value, at) for name, value in arguments.items()}
+            outputs, inner = self._of_block(partial(whole, **some), computed, known.inner)
         return Saved(
             call.ids,
             replace_rows(known.inputs, at, select(inputs, at)),
@@ -195,19 +201,18 @@ class BlockReuse:
 
     def _of_block(self, run: Callable[[], Tree], computed: Ints | None, inner: Tree) -> tuple[Tree, Tree]:
         """Return a block's outputs, and what its operators read of other patches."""
-        if self.current is None or self.current.batch is None:
+        if (batch := self.current.batch) is None or isinstance(batch, PackedBatch):
             return run(), ()
-        with _seen_as(self.current, computed, inner) as batch:
-            return run(), batch.recorded
+        seen = BlockBatch(batch, computed, inner)
+        with _seen_as(self.current, seen):
+            return run(), seen.recorded
 
 
 @contextmanager
-def _seen_as(current: Current, computed: Ints | None, inner: Tree) -> Iterator[BlockBatch]:
-    batch = current.batch
-    assert batch is not None
-    current.batch = seen = BlockBatch(batch, computed, inner)
+def _seen_as(current: Current, seen: PatchBatch) -> Iterator[None]:
+    batch, current.batch = current.batch, seen
     try:
-        yield seen
+        yield
     finally:
         current.batch = batch
 
@@ -224,21 +229,25 @@ def blocks_of(denoiser: nn.Module) -> list[nn.Module]:
 
 
 def _call_of(
-    latents: Tensor, timesteps: Tensor, encodings: Sequence[PromptEncoding], rows: Sequence[Row], cut: bool
+    latents: Tensor,
+    timesteps: Tensor,
+    encodings: Sequence[PromptEncoding],
+    rows: Sequence[Row],
+    squares: Sequence[int],
 ) -> _Call:
-    """Find the cache of each pass on its row; caches of passes that no longer run are dropped."""
+    """Find the cache of each pass on its row; caches of passes that no longer run are dropped. squares: of each row."""
     shape, numbers = tuple(latents.shape[1:]), dict[tuple[int, int], int]()
     ids, caches = [], dict[tuple[int, int], PassCache]()
-    for row, encoding in zip(rows, encodings, strict=True):
+    for row, encoding, held in zip(rows, encodings, squares, strict=True):
         key = id(row), id(encoding)
         if key not in caches:
             caches[key] = row.blocks.get(id(encoding)) or PassCache()
         number = numbers[key] = numbers.get(key, -1) + 1
-        ids.append((caches[key].serial, number, cut, shape))
+        ids.append((caches[key].serial, number, held, shape))
     for row in {id(row): row for row in rows}.values():
         row.blocks = {encoding: cache for (owner, encoding), cache in caches.items() if owner == id(row)}
     done = np.array([row.done for row in rows], dtype=np.int64)
-    most = _held_most(rows, [number for _, number, *_ in ids]) if cut else np.zeros_like(done)
+    most = _held_most(rows, [number for _, number, *_ in ids]) if any(squares) else np.zeros_like(done)
     return _Call(tuple(ids), list(caches.values()), timesteps.float().cpu().numpy(), done, rows, most, [])
 
 
@@ -265,8 +274,3 @@ def _tensors(value: Any) -> tuple[Tensor, ...]:
     if isinstance(value, Tensor):
         return (value,)
     return tuple(value) if isinstance(value, tuple) else ()
-
-
-def _rows(value: Any, places: Tensor) -> Any:
-    """Return these rows of the tensors in an argument."""
-    return map_tree(lambda values: values.index_select(0, places), value) if value is not None else None

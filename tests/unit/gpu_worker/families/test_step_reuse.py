@@ -1,4 +1,4 @@
-"""Reuse between steps by family: whole images of transformers and SDXL, patches of SDXL."""
+"""Reuse between steps by family: whole images of transformers, packed too, and patches of SDXL."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 
+from services.gpu_worker.engine.rows import FromState
 from services.gpu_worker.families import load_family
+from services.gpu_worker.families.pipeline import PipelineFamily
 from shared.domain.types import Size
 from shared.models import find_card
 from tests.unit.gpu_worker.engine.reuse.conftest import always, never, odd_patches
@@ -39,3 +42,51 @@ def test_blocks_of_every_family(saved: Callable[[str], Path], name: str, layout:
         np.testing.assert_array_equal(same[one.id].latent, plain[one.id].latent)
         near, far = (np.square(each[one.id].latent - plain[one.id].latent).mean() for each in (some, most))
         assert 0 < near < far < np.square(plain[one.id].latent).mean()
+
+
+class ByTime:
+    """Reuses in every second block, of images whose timestep is even; records how many of how many reuse."""
+
+    def __init__(self) -> None:
+        self.shares: set[float] = set()
+
+    def reused(self, block: int, timesteps: Any, in_a_row: np.ndarray, changes: Any) -> np.ndarray:
+        found = (np.asarray(timesteps).astype(int) % 2 == block % 2) & (in_a_row < 2)
+        self.shares.add(found.mean())
+        return found
+
+
+@pytest.mark.parametrize("name", ["sd3", "flux-dev", "flux-schnell", "sana"])
+def test_packed_images_are_reused_as_whole_ones_are(saved: Callable[[str], Path], name: str) -> None:
+    """All join and leave together, so that the packed batch is cut the same way in all steps."""
+    card = find_card(str(saved(name)))
+    groups: Any
+    packed: Any
+    groups, packed = (load_family(card, layout=layout) for layout in ("groups", "packed"))
+    state = np.random.default_rng(3).standard_normal(groups.latent_shape(Size(32, 32))).astype(np.float32)
+    tasks = [
+        *CROWD,
+        a_task("tall", size=Size(32, 64), steps=4, guidance=1.0, prompt="two boats at night"),
+        a_task("hit", size=Size(32, 32), steps=7, start=FromState(state, 3)),
+    ]
+    plain, policy = drawn(packed, *tasks), ByTime()
+    groups.reuse_blocks(ByTime())
+    packed.reuse_blocks(policy)
+    whole, together = (drawn(family, *tasks) for family in (groups, packed))
+    assert any(0 < share < 1 for share in policy.shares)
+    for one in tasks:
+        np.testing.assert_allclose(together[one.id].latent, whole[one.id].latent, atol=1e-4)
+        assert together[one.id].skipped == whole[one.id].skipped > 0
+        assert not np.allclose(together[one.id].latent, plain[one.id].latent, atol=1e-3)
+
+
+def test_packed_images_that_join_and_leave_are_cut_anew(saved: Callable[[str], Path]) -> None:
+    family = load_family(find_card(str(saved("sd3"))), layout="packed")
+    assert isinstance(family, PipelineFamily)
+    family.reuse_blocks(always())
+    tasks = [a_task("a", size=Size(64, 64)), a_task("b", size=Size(32, 64)), a_task("c", size=Size(16, 16), steps=2)]
+    with structlog.testing.capture_logs() as logs:
+        done = drawn(family, *tasks, at=(0, 2, 4))
+    assert [line for line in logs if line["log_level"] == "warning"] == []
+    # all blocks run in the steps 0, 2, 4 and 6, where the cut is another than in the step before
+    assert {name: one.skipped for name, one in done.items()} == pytest.approx({"a": 2 / 5, "b": 2 / 5, "c": 1 / 2})

@@ -7,7 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.gpu_worker.engine.reuse.block_cache import PatchId, Saved, changes, gather, replace_rows, sets_of
+from services.gpu_worker.engine.reuse.block_cache import (
+    PatchId,
+    Places,
+    Saved,
+    changes,
+    gather,
+    replace_rows,
+    select,
+    sets_of,
+)
 
 IDS = st.lists(st.integers(0, 12), unique=True, max_size=10)
 
@@ -23,14 +32,22 @@ def test_common_new_and_expired_part_the_ids(cached: list[int], batch: list[int]
 
 
 def saved(numbers: list[int]) -> Saved:
+    """Each number is an image: one row in `inputs`, a row for each of its squares in `outputs`."""
     values = torch.tensor(numbers, dtype=torch.float32)[:, None]
+    squares = values.repeat_interleave(torch.tensor([_id(number)[2] for number in numbers]), dim=0)
     ids = tuple(_id(number) for number in numbers)
     ages = np.array(numbers, dtype=np.int64)
-    return Saved(ids, (values,), (values + 100, (values + 200,)), (), ages, ages + 1)
+    return Saved(ids, (values,), (values + 100, (squares + 200,)), (), ages, ages + 1)
 
 
 def _id(number: int) -> PatchId:
-    return number, 0, False, (4, 8, 8)
+    return number, 0, 2 + number % 3, (4, 8, 8)
+
+
+def _rows(ids: tuple[PatchId, ...]) -> list[list[int]]:
+    """The rows of each image's squares."""
+    ends = np.cumsum([squares for _, _, squares, _ in ids]).tolist()
+    return [list(range(end - squares, end)) for end, (_, _, squares, _) in zip(ends, ids, strict=True)]
 
 
 @given(IDS, IDS, IDS)
@@ -38,7 +55,8 @@ def _id(number: int) -> PatchId:
 def test_patches_of_several_batches_are_put_together(one: list[int], other: list[int], batch: list[int]) -> None:
     other = [number for number in other if number not in one]
     kept = [saved(numbers) if numbers else None for numbers in (one, other)]
-    found, places = gather(kept, tuple(_id(number) for number in batch))
+    ids = tuple(_id(number) for number in batch)
+    found, places = gather(kept, ids)
     known = [place for place, number in enumerate(batch) if number in (*one, *other)]
     assert places.tolist() == known or not batch
     if found is None:
@@ -46,7 +64,8 @@ def test_patches_of_several_batches_are_put_together(one: list[int], other: list
         return
     for place in known:
         assert found.inputs[0][place] == batch[place]
-        assert found.outputs[1][0][place] == batch[place] + 200
+        assert found.outputs[0][place] == batch[place] + 100
+        assert found.outputs[1][0][_rows(ids)[place]].flatten().tolist() == [batch[place] + 200] * ids[place][2]
         assert (found.in_a_row[place], found.steps[place]) == (batch[place], batch[place] + 1)
 
 
@@ -58,14 +77,27 @@ def test_an_unchanged_batch_is_taken_as_it_is() -> None:
 
 
 def test_rows_are_replaced_in_a_copy() -> None:
-    before = torch.zeros(3, 2)
-    after = replace_rows((before, None), torch.tensor([1]), (torch.ones(1, 2), None))
+    before, squares = torch.zeros(3, 2), torch.zeros(9, 2)
+    ids = tuple(_id(number) for number in range(3))  # of 2, 3 and 4 squares
+    new = torch.ones(1, 2), None, torch.ones(3, 2)
+    after = replace_rows((before, None, squares), Places(ids, np.array([1])), new)
     assert after[0].sum(1).tolist() == [0, 2, 0]
     assert after[1] is None
-    assert before.sum() == 0
+    assert after[2].sum(1).tolist() == [0, 0, 2, 2, 2, 0, 0, 0, 0]
+    assert before.sum() == squares.sum() == 0
+    first_and_last = select((torch.arange(3), torch.arange(9)), Places(ids, np.array([0, 2])))
+    assert [each.tolist() for each in first_and_last] == [[0, 2], [0, 1, 5, 6, 7, 8]]
 
 
 def test_a_change_is_a_share_of_the_later_square() -> None:
     now = torch.full((2, 3, 4), 2.0), torch.full((2, 5), 2.0)
     before = torch.full((2, 3, 4), 1.0), torch.full((2, 5), 2.0)
-    np.testing.assert_allclose(changes(now, before), 12 / (4 * 17))
+    np.testing.assert_allclose(changes(now, before, [_id(0), _id(1)]), 12 / (4 * 17))
+
+
+def test_a_change_of_packed_images_counts_the_squares_of_each() -> None:
+    texts, squares = torch.full((2, 1), 2.0), torch.full((5, 1), 2.0)  # of 2 and 3 squares
+    moved = squares.clone()
+    moved[4] = 0
+    found = changes((texts, squares), (texts, moved), [_id(0), _id(1)])
+    np.testing.assert_allclose(found, [0, 1 / 4])
