@@ -33,9 +33,10 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(ROOT / ".cache" / "pycache")
     sys.dont_write_bytecode = False
 
-# examples wait for a busy machine, too
-hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.load_profile("busy")
+# examples wait for a busy machine, too, and may share what their test was given
+_CHECKS = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
+hypothesis.settings.register_profile("ours", deadline=None, suppress_health_check=_CHECKS)
+hypothesis.settings.load_profile("ours")
 
 SAID, VERDICT = "said", "verdict"
 """Properties of a test: lines for the end of the session, and for its very end. Under xdist another process writes them

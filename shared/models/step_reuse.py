@@ -35,7 +35,7 @@ class StepReuse:
 
     weights_hash: str
     layout: str
-    """Value of the setting `layout` with which it was trained (`trained_with`)."""
+    """Value of the setting `layout` with which it was trained."""
     patch_px: int
     """Value of that setting; it counts with patches only."""
     most: int
@@ -68,12 +68,6 @@ class StepReuse:
         """Return 12 hex digits over everything that decides a reuse, for plans and for CompatKey.sampler."""
         decided = {name: value for name, value in reuse_to_json(self).items() if name != "quality"}
         return hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def trained_with(family: str, layout: str, patch_px: int) -> tuple[str, int]:
-    """Return layout and patch_px as the forest of a model names them: transformers reuse whole images in each layout,
-    so that one forest counts for all."""
-    return (layout, patch_px) if family in UNETS else ("groups", 0)
 
 
 def reuse_to_json(one: StepReuse) -> dict[str, Any]:
@@ -112,7 +106,6 @@ def read_step_reuse(
     """Return the forest beside the weights, if it may be used with this layout; else None and the reason."""
     if family not in (*UNETS, *TRANSFORMERS):
         return None, f"family must be one of {', '.join((*UNETS, *TRANSFORMERS))} (got {family})"
-    layout, patch_px = trained_with(family, layout, patch_px)
     try:
         found = reuse_from_json(json.loads((folder / FILE).read_bytes()))
     except FileNotFoundError:
@@ -121,7 +114,8 @@ def read_step_reuse(
         return None, f"{folder / FILE} cannot be read: {error}"
     if found.weights_hash != weights_hash:
         return None, f"{FILE} must be of these weights, {weights_hash} (got {found.weights_hash})"
-    if (found.layout, found.patch_px) != (layout, patch_px):
+    # transformers reuse whole images in each layout, so that one forest counts for all
+    if family in UNETS and (found.layout, found.patch_px) != (layout, patch_px):
         rule = f"must be trained with layout {layout} and patch_px {patch_px}"
         return None, f"{FILE} {rule} (got {found.layout}, {found.patch_px}); run `afterimage profile --reuse 256` again"
     if not found.most:

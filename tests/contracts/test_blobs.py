@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shared.blobs import Blobs, digest
@@ -206,7 +206,7 @@ async def test_keys_cannot_leave_the_store(blobs: Blobs, key: str) -> None:
         await blobs.url(key, 60.0)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 @given(key=st.text(alphabet="ab./_-\\ \n\u00e9", min_size=1, max_size=8))
 @example(key="a\n")
 async def test_a_key_is_refused_or_works(blobs: Blobs, key: str) -> None:

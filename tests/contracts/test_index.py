@@ -6,7 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.domain.errors import InvalidRequestError
@@ -243,7 +243,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(steps=STEPS, limit=st.integers(1, 6), owners=st.sampled_from([(), ("x",), ("x", "y")]))
 async def test_whatever_was_added_and_removed_the_answer_is_the_brute_force_one(
     index: Index, steps: list[tuple[str, int, int, str, str] | tuple[str, int]], limit: int, owners: tuple[str, ...]

@@ -67,7 +67,7 @@ class House:
         raise AssertionError(f"the cache did not take in {picture.job.request.prompt!r}")
 
     def _counted(self, entry_id: str) -> bool:
-        return self.retriever is None or self.retriever._entries.seen._long.get(entry_id) is not None
+        return self.retriever is None or self.retriever._entries.seen.owner_of(entry_id) is not None
 
 
 @contextlib.asynccontextmanager

@@ -28,7 +28,7 @@ from services.gpu_worker.families.pipeline import PipelineFamily
 from shared.domain.errors import InvalidRequestError
 from shared.domain.types import Size, vector_from
 from shared.models import ModelCard
-from shared.models.step_reuse import FILE, TRANSFORMERS, UNETS, StepReuse, reuse_to_json, trained_with
+from shared.models.step_reuse import FILE, TRANSFORMERS, UNETS, StepReuse, reuse_to_json
 from shared.runtime.progress import shown
 from shared.runtime.settings import Settings
 
@@ -71,6 +71,9 @@ def check_reuse(card: ModelCard, settings: Settings) -> None:
         raise InvalidRequestError(
             "reuse", "needs batch_invariant 0, because no block is reused with it", settings.batch_invariant
         )
+    if card.family in TRANSFORMERS and settings.layout != "groups":
+        rule = f"needs layout groups for family {card.family}; its forest counts for every layout"
+        raise InvalidRequestError("reuse", rule, settings.layout)
 
 
 def profile_reuse(profiler: Profiler, count: int, settings: Settings, out: Path, console: Console) -> StepReuse:
@@ -84,8 +87,7 @@ def profile_reuse(profiler: Profiler, count: int, settings: Settings, out: Path,
         rows, changed = recorded(profiler, pairs, max(MOST), lambda: advance(1))
         plain = generated(profiler, pairs, lambda: advance(1))
         found = choose(profiler, pairs, plain, rows, changed, lambda: advance(1))
-    layout, patch_px = trained_with(family.card.family, settings.layout, settings.patch_px)
-    found = replace(found, layout=layout, patch_px=patch_px)
+    found = replace(found, layout=settings.layout, patch_px=settings.patch_px)
     family.reuse_blocks(family.card.step_reuse)  # as the other measurements of this command run
     (out / FILE).write_text(json.dumps(reuse_to_json(found)) + "\n", encoding="utf-8")
     tried = found.quality["tried"]

@@ -44,7 +44,7 @@ class TenantLimits(BaseModel):
     def _check_names(cls, given: object) -> object:
         for name in given if isinstance(given, Mapping) else ():
             if name not in cls.model_fields:
-                raise ValueError(f"must have limits among {', '.join(cls.model_fields)} alone, not {name}")
+                raise ValueError(f"has no limit {name}; the limits are {', '.join(cls.model_fields)}")
         return given
 
 

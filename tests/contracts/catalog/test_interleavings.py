@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.catalog import Catalog
@@ -41,7 +41,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(operations=OPERATIONS)
 async def test_any_interleaving_has_one_winner(catalog: Catalog, operations: list[tuple[str, int, bool]]) -> None:
     job_id = new_id()

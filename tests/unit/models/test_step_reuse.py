@@ -85,6 +85,7 @@ def test_another_value_is_refused(change: dict[str, object]) -> None:
         ("unet", ("w", "groups", 0), ""),
         ("sd3", ("w", "groups", 0), ""),
         ("sd3", ("w", "packed", 16), ""),
+        ("flux", ("w", "auto", 0), ""),
         ("animatediff", ("w", "groups", 0), "family must be one of unet, sd3, flux, sana (got animatediff)"),
         ("unet", ("other", "groups", 0), "must be of these weights, other (got w)"),
         ("unet", ("w", "patches", 16), "must be trained with layout patches and patch_px 16 (got groups, 0)"),

@@ -38,14 +38,17 @@ class AutoLayout:
         self._device, self._clock = device, clock
 
     def denoise(self, passes: Sequence[Pass], forward: Forward) -> list[Tensor]:
-        """Run the passes in the layout that the choice names, and record the seconds."""
+        """Run the passes in the layout that the choice names, and record the seconds, unless blocks were reused: a step
+        in the other layout than the last reuses none."""
         if not self.mixed.mixes(passes):
             return denoise_by_shape(passes, forward)
         mix = mix_of((resolution_of(one.row.task), 1) for one in passes)
-        together = self.choice.together(mix)
+        together, skipped = self.choice.together(mix), [one.row.skipped for one in passes]
         begun = self._now()
         outputs = self.mixed.denoise(passes, forward) if together else denoise_by_shape(passes, forward)
-        self.choice.took(Ran(mix, together, self._now() - begun))
+        seconds = self._now() - begun
+        if skipped == [one.row.skipped for one in passes]:
+            self.choice.took(Ran(mix, together, seconds))
         return outputs
 
     def _now(self) -> float:

@@ -1,8 +1,8 @@
-"""A batch of packed images, of which a block may compute some."""
+"""A batch of packed images; a block may compute some of them."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,16 @@ from torch import Tensor
 from services.gpu_worker.engine.patches.batch import PatchBatch
 from services.gpu_worker.engine.patches.layout import Layout, layout_of
 
+KEPT = 32
+"""Parts of a batch that are kept: its images that a block computed."""
+
 
 class PackedBatch(PatchBatch):
     """The tensors of one layout of a transformer, whose forward pass has a row for each image."""
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        super().__init__(layout, device)
+        self._part_of = lru_cache(maxsize=KEPT)(partial(_part_of, layout, device))
 
     @property
     def squares(self) -> list[int]:
@@ -29,19 +36,18 @@ class PackedBatch(PatchBatch):
 
         places: theirs in `layout.order`, ascending. arguments: by name, as the block takes them for the whole batch.
         """
-        part, layout = _of_requests(self.layout, tuple(places.tolist()), self.firsts.device), self.layout
-        requests = torch.from_numpy(places).to(self.firsts.device)
-        patches = torch.from_numpy(np.flatnonzero(np.isin(layout.requests, places))).to(self.firsts.device)
+        part, requests, patches = self._part_of(tuple(places.tolist()))
+        layout = self.layout
 
-        def of_tokens(values: Tensor) -> Tensor:
-            """Of the tokens of all texts and then of all images (FLUX)."""
+        def own_tokens(values: Tensor) -> Tensor:
+            """Return the rows of these requests, of the tokens of all texts and then of all images (FLUX)."""
             texts, images = values.tensor_split([-layout.patches * layout.side**2])
             own = _cut(texts, len(layout.order))[requests], _cut(images, layout.patches)[patches]
             return torch.cat([each.flatten(0, 1) for each in own])
 
         def narrowed(name: str, value: Any) -> Any:
             if name == "image_rotary_emb":
-                return tuple(of_tokens(each) for each in value)
+                return tuple(own_tokens(each) for each in value)
             if not isinstance(value, Tensor):
                 return value
             if name == "encoder_hidden_states" and len(value) == layout.patches:  # padded (SANA)
@@ -53,11 +59,13 @@ class PackedBatch(PatchBatch):
         return part, {name: narrowed(name, value) for name, value in arguments.items()}
 
 
-@lru_cache(maxsize=32)
-def _of_requests(layout: Layout, places: tuple[int, ...], device: torch.device) -> PackedBatch:
+def _part_of(layout: Layout, device: torch.device, places: tuple[int, ...]) -> tuple[PackedBatch, Tensor, Tensor]:
+    """Return the batch of these requests, and the indices of the requests and of their patches."""
     side = layout.side
     shapes = [(each.rows * side, each.columns * side) for each in layout.resolutions for _ in range(each.count)]
-    return PackedBatch(layout_of([shapes[place] for place in places], side), device)
+    patches = np.flatnonzero(np.isin(layout.requests, places))
+    requests, own = torch.tensor(places, device=device), torch.from_numpy(patches).to(device)
+    return PackedBatch(layout_of([shapes[place] for place in places], side), device), requests, own
 
 
 def padded(texts: Tensor, patches: int) -> Tensor:

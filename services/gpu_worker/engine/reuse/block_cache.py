@@ -49,7 +49,7 @@ def sets_of(cached: Sequence[Hashable], batch: Sequence[Hashable]) -> Sets:
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """What one block keeps of a batch, with one row per patch."""
+    """What one block keeps of a batch (`Tree`)."""
 
     ids: tuple[PatchId, ...]
     inputs: Tree
@@ -79,7 +79,7 @@ class Places:
     """Some patches of a batch, and their rows in its tensors."""
 
     def __init__(self, ids: Sequence[PatchId], places: Ints) -> None:
-        """ids: of all patches; places: of these, ascending."""
+        """ids: of all patches; places: of these among them."""
         self.ids, self._places = ids, places
         self._rows: dict[int, Tensor] = {}
 
@@ -91,8 +91,8 @@ class Places:
         return self._rows[len(values)]
 
     def _squares(self) -> Ints:
-        held = squares_of(self.ids)
-        own, ends = held[self._places], np.cumsum(held)
+        squares = squares_of(self.ids)
+        own, ends = squares[self._places], np.cumsum(squares)
         return np.repeat(ends[self._places] - np.cumsum(own), own) + np.arange(own.sum())
 
 
@@ -114,24 +114,25 @@ def gather(blocks: Iterable[Saved | None], ids: tuple[PatchId, ...]) -> tuple[Sa
     sets = [(one, common) for one, common in sets if common]
     if not sets:
         return None, np.array([], dtype=np.int64)
-    places = np.sort(np.concatenate([[here for here, _ in common] for _, common in sets]).astype(np.int64))
     in_a_row, steps = np.zeros(len(ids), dtype=np.int64), np.full(len(ids), -1, dtype=np.int64)
+    moves: list[tuple[Places, Places]] = []
     for one, common in sets:
-        here, there = (list(each) for each in zip(*common, strict=True))
+        here, there = np.array(common, dtype=np.int64).T
         in_a_row[here], steps[here] = one.in_a_row[there], one.steps[there]
+        moves.append((Places(ids, here), Places(one.ids, there)))
 
     def assembled(*parts: Tensor) -> Tensor:
         single = len(parts[0]) == len(sets[0][0].ids)
         whole = parts[0].new_zeros(len(ids) if single else squares_of(ids).sum(), *parts[0].shape[1:])
-        for part, (one, common) in zip(parts, sets, strict=True):
-            here, there = (np.array(each, dtype=np.int64) for each in zip(*common, strict=True))
-            whole.index_copy_(0, Places(ids, here).of(whole), part.index_select(0, Places(one.ids, there).of(part)))
+        for part, (to, source) in zip(parts, moves, strict=True):
+            whole.index_copy_(0, to.of(whole), part.index_select(0, source.of(part)))
         return whole
 
+    kept = [one for one, _ in sets]
     inputs, outputs, inner = (
-        map_tree(assembled, *(getattr(one, name) for one, _ in sets)) for name in ("inputs", "outputs", "inner")
+        map_tree(assembled, *(getattr(one, name) for one in kept)) for name in ("inputs", "outputs", "inner")
     )
-    return Saved(ids, inputs, outputs, inner, in_a_row, steps), places
+    return Saved(ids, inputs, outputs, inner, in_a_row, steps), np.flatnonzero(steps >= 0)
 
 
 def map_tree(function: Callable[..., Tensor], *trees: Tree) -> Tree:
@@ -160,8 +161,7 @@ def changes(now: Tree, before: Tree, ids: Sequence[PatchId]) -> npt.NDArray[np.f
         sums = values.float().square().flatten(1).sum(1)
         if len(sums) == len(ids):
             return sums
-        owners = torch.from_numpy(np.repeat(np.arange(len(ids)), squares_of(ids))).to(sums.device)
-        return sums.new_zeros(len(ids)).index_add_(0, owners, sums)
+        return torch.stack([each.sum() for each in sums.split(squares_of(ids).tolist())])
 
     moved = sum(by_patch(one.float() - other.float()) for one, other in zip(now, before, strict=True))
     size = sum(by_patch(one) for one in now)

@@ -238,12 +238,12 @@ def _call_of(
     """Find the cache of each pass on its row; caches of passes that no longer run are dropped. squares: of each row."""
     shape, numbers = tuple(latents.shape[1:]), dict[tuple[int, int], int]()
     ids, caches = [], dict[tuple[int, int], PassCache]()
-    for row, encoding, held in zip(rows, encodings, squares, strict=True):
+    for row, encoding, count in zip(rows, encodings, squares, strict=True):
         key = id(row), id(encoding)
         if key not in caches:
             caches[key] = row.blocks.get(id(encoding)) or PassCache()
         number = numbers[key] = numbers.get(key, -1) + 1
-        ids.append((caches[key].serial, number, held, shape))
+        ids.append((caches[key].serial, number, count, shape))
     for row in {id(row): row for row in rows}.values():
         row.blocks = {encoding: cache for (owner, encoding), cache in caches.items() if owner == id(row)}
     done = np.array([row.done for row in rows], dtype=np.int64)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.gpu_worker.engine.engine import Engine
@@ -88,7 +88,7 @@ def crowds(draw: st.DrawFn) -> list[tuple[int, Task]]:
     return crowd
 
 
-@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6)
 @given(crowd=crowds(), max_rows=st.integers(1, 4))
 def test_batched_equals_solo(load: LoadFamily, crowd: list[tuple[int, Task]], max_rows: int) -> None:
     together = finished(drive(load(0), crowd, max_rows))
@@ -98,7 +98,7 @@ def test_batched_equals_solo(load: LoadFamily, crowd: list[tuple[int, Task]], ma
         assert np.abs(together[one.id].pixels.astype(int) - alone.pixels.astype(int)).max() <= 1
 
 
-@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6)
 @given(crowd=crowds(), max_rows=st.integers(1, 4))
 def test_batched_equals_solo_to_the_bit_when_batch_invariant(
     load: LoadFamily, crowd: list[tuple[int, Task]], max_rows: int

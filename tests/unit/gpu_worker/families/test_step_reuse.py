@@ -80,6 +80,23 @@ def test_packed_images_are_reused_as_whole_ones_are(saved: Callable[[str], Path]
         assert not np.allclose(together[one.id].latent, plain[one.id].latent, atol=1e-3)
 
 
+def test_a_packed_image_that_joins_a_batch_of_the_same_cut(saved: Callable[[str], Path]) -> None:
+    """What is kept of the others is put together with the new one, of which all blocks run."""
+    groups: Any
+    packed: Any
+    groups, packed = (load_family(find_card(str(saved("sd3"))), layout=layout) for layout in ("groups", "packed"))
+    sizes = {"a": Size(64, 32), "b": Size(32, 32), "c": Size(64, 32), "d": Size(32, 32)}
+    tasks = [a_task(name, size=size, seed=i) for i, (name, size) in enumerate(sizes.items())]
+    policy, found = ByTime(), []
+    for family in (groups, packed):
+        family.reuse_blocks(policy)
+        found.append(drawn(family, *tasks, at=(0, 0, 2, 2)))
+    assert any(0 < share < 1 for share in policy.shares)
+    for whole, together in zip(*(each.values() for each in found), strict=True):
+        np.testing.assert_allclose(together.latent, whole.latent, atol=1e-4)
+        assert together.skipped == whole.skipped > 0
+
+
 def test_packed_images_that_join_and_leave_are_cut_anew(saved: Callable[[str], Path]) -> None:
     family = load_family(find_card(str(saved("sd3"))), layout="packed")
     assert isinstance(family, PipelineFamily)

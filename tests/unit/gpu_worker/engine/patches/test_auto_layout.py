@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ from rich.console import Console
 from services.cli.profiles.layouts import BothWays, InTurn, fit_costs, measure_both, profile_layouts
 from services.cli.profiles.mixes import profiled_sizes, random_tasks
 from services.cli.profiles.storing import store_measured
-from services.gpu_worker.engine.layout_choice import LayoutChoice
+from services.gpu_worker.engine.layout_choice import LayoutChoice, Ran
 from services.gpu_worker.engine.patches.auto_layout import AutoLayout
 from services.gpu_worker.families import layout_of, load_family, mixed_layout
 from services.gpu_worker.families.unet import UNetFamily
@@ -31,10 +31,11 @@ from shared.domain.types import Size
 from shared.models import find_card
 from shared.models.card import SizeRule
 from shared.models.layout_costs import FILE, KIND, LayoutCosts, costs_from_json, costs_to_json
-from shared.models.step_regression import mix_of
+from shared.models.step_regression import Mix, mix_of
 from shared.runtime.settings import Settings
 from tests.unit.gpu_worker.conftest import LoadFamily
 from tests.unit.gpu_worker.engine.conftest import drive, finished, solo, task
+from tests.unit.gpu_worker.engine.reuse.conftest import always
 
 SIZES = [Size(64, 64), Size(96, 64), Size(64, 96)]
 COSTS = LayoutCosts("patches", "cpu", (0.01, 0.0, 2.0, 0.1), (0.02, 0.001, 2.5, 0.1), 0.08, 0.75)
@@ -175,3 +176,31 @@ def test_a_mix_is_measured_in_both_layouts(auto: UNetFamily) -> None:
 def test_a_card_with_a_range_of_sizes_is_measured_at_three() -> None:
     card = find_card("stabilityai/stable-diffusion-xl-base-1.0")
     assert profiled_sizes(card) == [Size(512, 512), Size(768, 768), Size(1024, 1024)]
+
+
+def test_steps_that_reuse_blocks_do_not_correct_the_choice(tiny_folder: Path) -> None:
+    """A step in the other layout computes all blocks, so that a comparison would favour the present layout."""
+    family = load_warm(find_card(str(tiny_folder / "large")), Settings(layout="auto", device="cpu"), {})
+    assert isinstance(family, UNetFamily)
+    assert family.auto is not None
+    family.auto.choice = choice = InTurn()
+    crowd = [(0, task(str(size), size=size, seed=i, steps=4)) for i, size in enumerate(SIZES)]
+    family.reuse_blocks(always())
+    drive(family, crowd)
+    assert len(choice.ran) == 4  # each step is in the other layout than the last, and reuses nothing
+    family.auto.choice = Same()
+    drive(family, crowd)
+    assert len(family.auto.choice.ran) == 1
+
+
+@dataclass
+class Same:
+    """One batch in every step."""
+
+    ran: list[Ran] = field(default_factory=list)
+
+    def together(self, mix: Mix) -> bool:
+        return True
+
+    def took(self, ran: Ran) -> None:
+        self.ran.append(ran)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import structlog
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.gpu_worker.engine.rows import FromState, Task
@@ -72,7 +72,7 @@ def test_a_mix_of_sizes_is_one_forward_pass_and_equals_runs_of_their_own(load: L
         assert together[one.id].steps_run == alone.steps_run
 
 
-@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5)
 @given(
     chosen=st.lists(
         st.tuples(st.sampled_from(SIZES), st.sampled_from([1.0, 2.5, 7.0]), st.integers(0, 4), st.booleans()),

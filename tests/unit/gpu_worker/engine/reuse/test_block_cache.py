@@ -46,8 +46,8 @@ def _id(number: int) -> PatchId:
 
 def _rows(ids: tuple[PatchId, ...]) -> list[list[int]]:
     """The rows of each image's squares."""
-    ends = np.cumsum([squares for _, _, squares, _ in ids]).tolist()
-    return [list(range(end - squares, end)) for end, (_, _, squares, _) in zip(ends, ids, strict=True)]
+    counts = [squares for _, _, squares, _ in ids]
+    return [list(range(end - count, end)) for end, count in zip(np.cumsum(counts).tolist(), counts, strict=True)]
 
 
 @given(IDS, IDS, IDS)
@@ -87,6 +87,22 @@ def test_rows_are_replaced_in_a_copy() -> None:
     assert before.sum() == squares.sum() == 0
     first_and_last = select((torch.arange(3), torch.arange(9)), Places(ids, np.array([0, 2])))
     assert [each.tolist() for each in first_and_last] == [[0, 2], [0, 1, 5, 6, 7, 8]]
+
+
+def test_images_of_one_square_among_others_and_images_that_are_not_cut() -> None:
+    shape = (4, 8, 8)
+    packed: tuple[PatchId, ...] = ((1, 0, 1, shape), (2, 0, 3, shape), (3, 0, 1, shape))
+    rows = torch.arange(5)
+    assert [select(rows, Places(packed, np.array(places))).tolist() for places in ([0, 2], [1], [1, 2])] == [
+        [0, 4],
+        [1, 2, 3],
+        [1, 2, 3, 4],
+    ]
+    whole: tuple[PatchId, ...] = ((1, 0, 0, shape), (2, 0, 0, shape))
+    kept = Saved(whole, (torch.arange(2.0)[:, None],), (), (), np.zeros(2, dtype=int), np.zeros(2, dtype=int))
+    found, places = gather([kept], (packed[0], whole[1]))  # the first is cut now, so nothing of it counts
+    assert found is not None
+    assert (places.tolist(), found.inputs[0].flatten().tolist()) == ([1], [0, 1])
 
 
 def test_a_change_is_a_share_of_the_later_square() -> None:
