@@ -161,7 +161,7 @@ def changes(now: Tree, before: Tree, ids: Sequence[PatchId]) -> npt.NDArray[np.f
         sums = values.float().square().flatten(1).sum(1)
         if len(sums) == len(ids):
             return sums
-        return torch.stack([each.sum() for each in sums.split(squares_of(ids).tolist())])
+        return torch.stack([each.sum() for each in torch.split(sums, squares_of(ids).tolist())])
 
     moved = sum(by_patch(one.float() - other.float()) for one, other in zip(now, before, strict=True))
     size = sum(by_patch(one) for one in now)
