@@ -5,9 +5,9 @@
 
 SDXL (groups and patches) and SD 3 Medium (groups and packed) with their true shapes and random weights, as in
 bench.gpu.layouts. For each share, a random choice of patches, or of whole images, takes the last output of each block:
-what a forest of step_reuse=auto or the held patches of regions=on save, whatever they choose. Share 0 compares and
+what a forest of step_reuse=auto or the held patches of regions=on save, whatever they choose. *reuse 0* compares and
 keeps inputs, as with a forest that reuses nothing; *off* is without reuse. Each round runs all arms in random order,
-with the same draws of patches, and times the steps after the first. Without a CUDA device the command measures nothing.
+with the same draws of patches, and times the steps after the first. Without a CUDA device only --tiny runs.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class RandomShare:
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="models to measure")
     parser.add_argument("--batches", type=int, nargs="+", default=[3, 12], help="requests over three sizes")
     parser.add_argument("--shares", type=float, nargs="+", default=list(SHARES), help="shares that are not computed")
     parser.add_argument("--steps", type=int, default=5, help="timed steps of an arm in each round, after one more")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each arm, in random order")
     parser.add_argument("--tiny", action="store_true", help="tiny models, on the CPU if there is no GPU")
     asked = parser.parse_args(given)
     quiet()
@@ -92,7 +92,7 @@ def measured(family: PipelineFamily, sizes: Sequence[Size], requests: int, asked
         seconds = [each for one in runs[layout, share] for each in one["seconds"]]
         last = runs[layout, share][-1]
         figures = {"ms": 1000 * median(seconds), "reused": last["reused"], "peak_bytes": last["peak_bytes"]}
-        found[f"{layout}, {OFF if share is None else f'{share:g}'}"] = figures | {"all_s": seconds}
+        found[f"{layout}, {OFF if share is None else f'reuse {share:g}'}"] = figures | {"all_s": seconds}
     for name, one in found.items():
         one["of_off"] = one["ms"] / found[f"{name.partition(',')[0]}, {OFF}"]["ms"]
     return {"requests": requests, "arms": found}

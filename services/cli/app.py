@@ -9,7 +9,6 @@ from importlib import metadata
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
 from services.cli import (
     backup,
@@ -46,7 +45,7 @@ from shared.domain.errors import (
 )
 from shared.runtime.addresses import SilentError
 from shared.runtime.extras import missing_packages_named
-from shared.runtime.settings_names import in_words, misspelt
+from shared.runtime.settings_names import WRONG, in_words, misspelt
 
 
 def _say_version(wanted: bool) -> None:
@@ -136,7 +135,7 @@ def main() -> None:
             app()
     except AfterimageError as error:
         _leave(str(error), exit_code(error))
-    except ValidationError as error:
+    except WRONG as error:
         _leave(in_words(error), os.EX_CONFIG)
     except KeyboardInterrupt:
         _leave("interrupted", 130)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 
 from shared.runtime.settings import Settings
 
@@ -51,13 +53,20 @@ def misspelt(names: Iterable[str]) -> list[str]:
     return lines
 
 
-def in_words(error: ValidationError) -> str:
+WRONG = (ValidationError, SettingsError)
+"""What reading the settings raises."""
+
+
+def in_words(error: ValidationError | SettingsError) -> str:
     """Return the first broken rule of a setting in one line, with the beginning of a long value."""
     return every_in_words(error)[0]
 
 
-def every_in_words(error: ValidationError) -> list[str]:
+def every_in_words(error: ValidationError | SettingsError) -> list[str]:
     """Return every broken rule, as `in_words` does."""
+    if isinstance(error, SettingsError):  # a variable whose value is read as JSON
+        name = re.search(r'field "(\w+)"', str(error))
+        return [f"{name[1]}: must be JSON ({error.__cause__})" if name else str(error)]
     return [_in_words(one) for one in error.errors()]
 
 

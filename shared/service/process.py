@@ -12,15 +12,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from pydantic import ValidationError
-
 from shared.domain.errors import AfterimageError, ConfigurationError, UnavailableError
 from shared.runtime import telemetry
 from shared.runtime.addresses import check_address
 from shared.runtime.datadir import lock_data_dir, works_in_data_dir
 from shared.runtime.loop import run
 from shared.runtime.settings import Settings
-from shared.runtime.settings_names import in_words, misspelt
+from shared.runtime.settings_names import WRONG, in_words, misspelt
 from shared.service import Running, Service, running
 from shared.service.backends import require_shared
 
@@ -138,7 +136,7 @@ def main(service: type[Service]) -> None:
         require_shared(settings, service.name)
         run(serve([service()], settings))
     except (AfterimageError, ValueError) as error:
-        said = in_words(error) if isinstance(error, ValidationError) else str(error)
+        said = in_words(error) if isinstance(error, WRONG) else str(error)
         sys.stderr.write(f"{service.name}: {said}\n")
         raise SystemExit(os.EX_UNAVAILABLE if isinstance(error, UnavailableError) else os.EX_CONFIG) from None
 

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 
 from services.cli.doctor.findings import Finding, ok, warning, wrong
 from shared.domain.errors import ConfigurationError
 from shared.runtime.addresses import check_address, target_of
 from shared.runtime.settings import Settings
-from shared.runtime.settings_names import PREFIX, every_in_words, misspelt
+from shared.runtime.settings_names import PREFIX, WRONG, every_in_words, misspelt
 
 NAME = "settings"
+_LEFT_OUT = warning(NAME, "checks that need the settings are left out")
 CALLED = ("embedder", "match_predictor", "retriever", "text_extractor", "cache_maintainer", "global_monitor")
 """Services whose addresses are settings."""
 
@@ -27,15 +29,17 @@ def read_settings(data_dir: Path | None = None) -> tuple[Settings | None, list[F
     given: dict[str, Any] = {"data_dir": data_dir} if data_dir else {}
     try:
         return Settings(**given), []
-    except ValidationError as error:
+    except WRONG as error:
         found = [wrong(NAME, said, "correct the variable; docs/reference/settings.md has its values")
                  for said in every_in_words(error)]  # fmt: skip
+        if isinstance(error, SettingsError):
+            return None, [*found, _LEFT_OUT]
         names = {str(each["loc"][0]) for each in error.errors() if each["loc"]} & Settings.model_fields.keys()
         defaults = {name: Settings.model_fields[name].get_default(call_default_factory=True) for name in names}
     try:
         settings = Settings(**defaults | given)
     except ValidationError:
-        return None, [*found, warning(NAME, "checks that need the settings are left out")]
+        return None, [*found, _LEFT_OUT]
     return settings, [*found, warning(NAME, f"the checks below take the default of {', '.join(sorted(names))}")]
 
 

@@ -49,7 +49,12 @@ def profile(
     ] = None,
     encoder: Annotated[str | None, setting("encoder")] = None,
     pairs: Annotated[
-        int, Optional(min=1, help="Pairs of prompts to generate, every kind of change equally often.")
+        int,
+        Optional(
+            min=0,
+            help="Pairs of prompts to generate, every kind of change equally often; 0: none and no tables, only "
+            "--mixes and --reuse.",
+        ),
     ] = 400,
     further: Annotated[
         int,
@@ -137,6 +142,8 @@ def profile(
 
       afterimage profile --steps 50,5 --k 10,20,30 --out out/profile-few-steps
 
+      afterimage profile --pairs 0 --reuse 256 --out out/reuse
+
       afterimage profile --model small --images-from large --out out/profile-small-from-large
 
       afterimage profile --model ./clips --steps 10 --pairs 200 --max-rows 32
@@ -146,6 +153,8 @@ def profile(
     wanted = _alphas(alphas)
     if 0 < mixes < LEAST_MIXES:
         raise InvalidRequestError("mixes", f"must be 0 or at least {LEAST_MIXES}", mixes)
+    if not pairs and (not (mixes or reuse) or codecs or further):
+        raise InvalidRequestError("pairs", "must be at least 1, or 0 with --mixes or --reuse alone", pairs)
     made_folder(out)
     settings = settings_from(
         large=model, encoder=encoder, device=device, data_dir=data_dir, max_rows=max_rows, segmenter=segmenter
@@ -170,11 +179,13 @@ def profile(
     measured = [
         Run(profiler, about | {"seed": seed}, folder) for (profiler, about), folder in zip(runs, folders, strict=True)
     ]
-    measure_records(measured, pairs, further, console)
-    sections = [_measured(run, pairs, wanted, console) for run in measured]
-    learned = None if stitched else _learned(measured, out, console)
-    page = report_html(sections, "" if learned is None else report_section(learned.report))
-    (out / "report.html").write_text(page, encoding="utf-8")
+    sections, learned = list[Section](), None
+    if pairs:
+        measure_records(measured, pairs, further, console)
+        sections = [_measured(run, pairs, wanted, console) for run in measured]
+        learned = None if stitched else _learned(measured, out, console)
+        page = report_html(sections, "" if learned is None else report_section(learned.report))
+        (out / "report.html").write_text(page, encoding="utf-8")
     latency = None if stitched else _latency(runs[0][0], out)
     mixed = _mixes(runs[0][0], mixes, settings, out, console) if mixes else {}
     if reuse:
@@ -184,7 +195,7 @@ def profile(
         tables = [section.tables for section in sections]
         where = asyncio.run(store_measured(settings, tables, latency, mixed, learned, choice, runs[0][1]))
         console.print(Text(f"Stored for {runs[0][1]['model']} in {where}"))
-    console.print(Text(f"Tables, rows, plot and report.html: {out}"))
+    console.print(Text(f"{'Tables, rows, plot and report.html' if pairs else 'Measured'}: {out}"))
 
 
 def _measured(run: Run, pairs: int, alphas: Sequence[float], console: Console) -> Section:

@@ -42,7 +42,9 @@ class TenantLimits(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_names(cls, given: object) -> object:
-        for name in given if isinstance(given, Mapping) else ():
+        if not isinstance(given, Mapping):
+            raise ValueError(f"must be limits by name: {', '.join(cls.model_fields)}")
+        for name in given:
             if name not in cls.model_fields:
                 raise ValueError(f"has no limit {name}; the limits are {', '.join(cls.model_fields)}")
         return given

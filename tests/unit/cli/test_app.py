@@ -93,6 +93,7 @@ def test_help_teaches_with_an_example(command: tuple[str, ...]) -> None:
         (("generate", "a fox", "--strength", "0.5"), os.EX_USAGE, "strength: needs --from, --continue or image"),
         (("up", "--listen", "nonsense"), os.EX_CONFIG, "listen: must be host:port"),
         (("up", "--eviction-policy", "random"), os.EX_CONFIG, "eviction_policy"),
+        (("profile", "--pairs", "0"), os.EX_USAGE, "pairs: must be at least 1, or 0 with --mixes or --reuse alone"),
     ],
 )
 def test_errors_are_one_line_and_an_exit_code(

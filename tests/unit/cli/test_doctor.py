@@ -62,6 +62,14 @@ def all_in(folder: Path) -> list[tuple[str, int, int]]:
 # ---- settings and packages ----
 
 
+def test_a_value_that_is_no_json_is_a_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AFTERIMAGE_TENANT_LIMITS", '{"acme": {"jobs": 5')
+    settings, broken = read_settings()
+    assert settings is None
+    (wrong,) = only(broken, Verdict.WRONG)
+    assert "tenant_limits: must be JSON (Expecting ',' delimiter: line 1 column 20" in wrong
+
+
 def test_wrong_values_unread_names_and_combinations_are_three_lines(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

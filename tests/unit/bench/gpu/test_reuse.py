@@ -19,7 +19,9 @@ def test_the_small_form_times_each_share(tmp_path: Path, monkeypatch: pytest.Mon
     for name, mixed in (("sdxl", "patches"), ("sd3", "packed")):
         (batch,) = figures[name]["batches"]
         arms = batch["arms"]
-        assert [*arms] == [f"{layout}, {share}" for layout in ("groups", mixed) for share in ("off", "0", "0.5")]
+        assert [*arms] == [
+            f"{layout}, {share}" for layout in ("groups", mixed) for share in ("off", "reuse 0", "reuse 0.5")
+        ]
         for arm, found in arms.items():
             assert len(found["all_s"]) == 3
             assert found["ms"] > 0

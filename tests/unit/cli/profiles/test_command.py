@@ -25,8 +25,8 @@ from services.gpu_worker.jobs.codecs import encode_png, encode_state
 from shared.catalog import open_catalog
 from shared.domain.errors import ConfigurationError, InvalidRequestError
 from shared.domain.types import vector_from
-from shared.models import find_card
-from shared.models.k_table import table_from_json
+from shared.models import find_card, step_regression
+from shared.models.k_table import profile_kind, table_from_json
 from shared.models.scenes import EDITS
 from shared.models.state_codecs import OF_CLIPS, SMALLEST_FIRST, load_codecs
 from shared.runtime import progress as remaining
@@ -77,6 +77,19 @@ def profile(models: Path, tmp_path: Path, *more: str) -> Any:
     arguments += ["--k", "5,10,15,20,25"]
     arguments += ["--out", tmp_path / "profile", "--data-dir", tmp_path / "data", *more]
     return CliRunner().invoke(app, ["profile", *map(str, arguments)], catch_exceptions=True)
+
+
+async def test_without_pairs_only_what_else_was_asked_for_is_measured_and_stored(models: Path, tmp_path: Path) -> None:
+    found = await asyncio.to_thread(profile, models, tmp_path, "--pairs", "0", "--mixes", "10")
+    assert found.exit_code == 0, found.output + repr(found.exception)
+    assert {path.name for path in (tmp_path / "profile").iterdir()} == {"latency.json", "step_seconds.json"}
+    catalog = await open_catalog(Settings(data_dir=tmp_path / "data").catalog_url)
+    about = json.loads((tmp_path / "profile" / "latency.json").read_text())
+    weights = find_card(str(models / "large")).weights_hash
+    assert about["step_s"]["1"] > 0
+    assert await catalog.profiles.get(profile_kind(0.95), "large", weights) is None
+    assert await catalog.profiles.get(step_regression.KIND, "large", weights) is not None
+    await catalog.close()
 
 
 @pytest.mark.usefixtures("plotted")
