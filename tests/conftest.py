@@ -33,7 +33,7 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(ROOT / ".cache" / "pycache")
     sys.dont_write_bytecode = False
 
-# examples wait for a busy machine, too, and may share what their test was given
+# examples wait for a busy machine, too, and may share the fixtures of their test
 _CHECKS = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
 hypothesis.settings.register_profile("ours", deadline=None, suppress_health_check=_CHECKS)
 hypothesis.settings.load_profile("ours")

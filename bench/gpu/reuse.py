@@ -1,4 +1,4 @@
-"""Milliseconds of a step by the share of blocks that are not computed (PatchedServe §5, Fig. 15), and what that keeps.
+"""Milliseconds of a step by the share of blocks that are not computed (PatchedServe §5, Fig. 15), and its memory.
 
     python -m bench.gpu.reuse
     python -m bench.gpu.reuse --tiny        # tiny models and sizes, on any machine: a check of the script

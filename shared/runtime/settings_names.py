@@ -54,7 +54,7 @@ def misspelt(names: Iterable[str]) -> list[str]:
 
 
 WRONG = (ValidationError, SettingsError)
-"""What reading the settings raises."""
+"""Errors that reading the settings raises."""
 
 
 def in_words(error: ValidationError | SettingsError) -> str:

@@ -141,11 +141,12 @@ class PipelineFamily(ABC):
         return int(self.pipeline.vae_scale_factor)
 
     def _mixing(self, patch_px: int) -> PatchedModel:
-        """Change the denoiser so that images of different sizes run in one batch, where the family takes that layout.
+        """Change the denoiser so that images of different sizes run in one batch.
 
-        Raises ValueError for a denoiser with modules that are not known; whole images then run as before.
+        Raises ValueError where the family has no such layout, and for a denoiser with modules that are not known; whole
+        images then run as before.
         """
-        raise NotImplementedError
+        raise ValueError(f"family {self.card.family} runs one size at a time")
 
     def _normal_latents(self) -> tuple[float | Tensor, float | Tensor]:
         """Return the VAE's scale and shift: the denoiser's latents are (VAE latents − shift) · scale."""

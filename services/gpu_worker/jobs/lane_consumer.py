@@ -27,7 +27,7 @@ class LaneConsumer:
         self.in_hand: dict[asyncio.Task[None], Delivery] = {}
         self.lanes: tuple[str, ...] = ()
         self._full_at = time.monotonic()
-        """When the rows were last full, or consuming began."""
+        """Time at which the rows were last full, or consuming began."""
         self._wanted = self._aside = False
         self._one_at_a_time = asyncio.Lock()
         """Held while consuming starts or stops."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from services.gpu_worker.engine.patches import packed_attention
 from services.gpu_worker.engine.patches.batch import Current, PatchBatch
 from services.gpu_worker.engine.patches.layout import Shape
-from services.gpu_worker.engine.patches.packed_batch import PackedBatch, padded
+from services.gpu_worker.engine.patches.packed_batch import padded
 from services.gpu_worker.engine.patches.patched_model import PatchedModel
 
 Around = Callable[..., Any]
@@ -31,7 +31,6 @@ class PackedTransformer(PatchedModel):
     """
 
     per_patch = False
-    batch_kind = PackedBatch
 
     def __init__(self, transformer: nn.Module, unit: int) -> None:
         super().__init__(unit)

@@ -13,6 +13,7 @@ from torch import Tensor
 from services.gpu_worker.engine.layout import Forward, Pass, denoise_by_shape
 from services.gpu_worker.engine.patches.batch import Current, PatchBatch
 from services.gpu_worker.engine.patches.layout import Shape, fits, layout_of
+from services.gpu_worker.engine.patches.packed_batch import PackedBatch
 
 KEPT = 8
 """Layouts of earlier batches that are kept; a batch changes only when rows join or leave, or begin to see prompts."""
@@ -23,7 +24,6 @@ class PatchedModel(ABC):
 
     per_patch: ClassVar[bool]
     """True if the denoiser takes a timestep and a prompt for each patch, else for each request."""
-    batch_kind: ClassVar[type[PatchBatch]] = PatchBatch
     side: int = 0
     """Latent cells per side of a patch where that is the same in all batches; else 0."""
 
@@ -34,7 +34,7 @@ class PatchedModel(ABC):
         self.always_cut = False
         """True if a batch of one shape is cut as well, because blocks reuse their output patch by patch. A batch with a
         region is cut, too."""
-        self._batch_of = lru_cache(maxsize=KEPT)(partial(_make_batch, self.batch_kind))
+        self._batch_of = lru_cache(maxsize=KEPT)(partial(_make_batch, PatchBatch if self.per_patch else PackedBatch))
 
     @abstractmethod
     def _side(self, shapes: Sequence[Shape]) -> int:

@@ -49,7 +49,7 @@ def sets_of(cached: Sequence[Hashable], batch: Sequence[Hashable]) -> Sets:
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """What one block keeps of a batch (`Tree`)."""
+    """Cached tensors of one block, for a batch (`Tree`)."""
 
     ids: tuple[PatchId, ...]
     inputs: Tree
@@ -76,22 +76,26 @@ class PassCache:
 
 
 class Places:
-    """Some patches of a batch, and their rows in its tensors."""
+    """Some patches of a batch, and their rows in its tensors.
+
+    The length of a tensor tells what its rows are. Images are packed only where a batch has several shapes, and at most
+    one of these is a single square. So there are more squares than images.
+    """
 
     def __init__(self, ids: Sequence[PatchId], places: Ints) -> None:
         """ids: of all patches; places: of these among them."""
-        self.ids, self._places = ids, places
+        self._ids, self._places = ids, places
         self._rows: dict[int, Tensor] = {}
 
     def of(self, values: Tensor) -> Tensor:
         """Return the rows of these patches in a tensor with one row for each patch of the batch, or for each square."""
         if len(values) not in self._rows:
-            rows = self._places if len(values) == len(self.ids) else self._squares()
+            rows = self._places if len(values) == len(self._ids) else self._squares()
             self._rows[len(values)] = torch.from_numpy(rows).to(values.device)
         return self._rows[len(values)]
 
     def _squares(self) -> Ints:
-        squares = squares_of(self.ids)
+        squares = squares_of(self._ids)
         own, ends = squares[self._places], np.cumsum(squares)
         return np.repeat(ends[self._places] - np.cumsum(own), own) + np.arange(own.sum())
 

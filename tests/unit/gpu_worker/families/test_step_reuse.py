@@ -81,7 +81,7 @@ def test_packed_images_are_reused_as_whole_ones_are(saved: Callable[[str], Path]
 
 
 def test_a_packed_image_that_joins_a_batch_of_the_same_cut(saved: Callable[[str], Path]) -> None:
-    """What is kept of the others is put together with the new one, of which all blocks run."""
+    """The others' cached tensors are put together with the new image, of which all blocks run."""
     groups: Any
     packed: Any
     groups, packed = (load_family(find_card(str(saved("sd3"))), layout=layout) for layout in ("groups", "packed"))
