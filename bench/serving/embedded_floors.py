@@ -25,12 +25,13 @@ from protos.embedder_pb2_grpc import EmbedderServiceServicer, EmbedderServiceStu
 from shared.domain.ids import new_id
 from shared.domain.types import CacheMode, Job, JobState
 from shared.runtime import rpc
+from shared.runtime.direct import DirectChannel
 from shared.service.backends import Backends
 
 MESSAGE_BYTES = 2**20
 WHOLE = "a request that decides nothing"
 FLOORS = (
-    ("calls", "four gRPC calls, three of them made by the first"),
+    ("calls", "one gRPC call, which makes three calls within the process"),
     ("hop", "a thread and back: the encoder's"),
     ("accept", "job row and idempotency key, not synced"),
     ("claim", "the row claimed, not synced"),
@@ -66,8 +67,11 @@ class _Bare(EmbedderServiceServicer):
 
 
 @contextlib.asynccontextmanager
-async def _serving(servicer: _Bare, address: str) -> AsyncIterator[Callable[[], Awaitable[object]]]:
-    """Serve the servicer and return a call with the options, guard and timeout of every service."""
+async def _serving(
+    servicer: _Bare, address: str, *, direct: bool = False
+) -> AsyncIterator[Callable[[], Awaitable[object]]]:
+    """Serve the servicer and return a call with the options, guard and timeout of every service. direct: call it as
+    services of one process call each other."""
     options = rpc.channel_options(MESSAGE_BYTES)
     server = rpc.server([*options, *rpc.server_options()])
     add_EmbedderServiceServicer_to_server(servicer, server)
@@ -75,7 +79,8 @@ async def _serving(servicer: _Bare, address: str) -> AsyncIterator[Callable[[], 
     await server.start()
     target = address if address.startswith("unix:") else f"127.0.0.1:{port}"
     async with grpc.aio.insecure_channel(target, options=options) as channel:
-        stub, message = EmbedderServiceStub(channel), pb.EmbedTextRequest(texts=["a red fox in the snow"])
+        called: Any = DirectChannel(channel, server) if direct else channel
+        stub, message = EmbedderServiceStub(called), pb.EmbedTextRequest(texts=["a red fox in the snow"])
         yield lambda: rpc.call(stub.EmbedText, message, timeout_s=10.0)
     await server.stop(None)
 
@@ -131,7 +136,7 @@ async def measure(backends: Backends, drawn: Job, *, count: int, pause_s: float)
         "get": rows.get,
     }
     with tempfile.TemporaryDirectory(prefix="afterimage-bench-") as folder:
-        async with _serving(_Bare(), f"unix:{Path(folder) / 'inner'}") as inner:
+        async with _serving(_Bare(), f"unix:{Path(folder) / 'inner'}", direct=True) as inner:
             outer = _Bare()
             async with _serving(outer, "127.0.0.1:0") as call:
                 warm, paused = await _alone(outer, inner, call, steps, count, 0.0), dict[str, list[float]]()

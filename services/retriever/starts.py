@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
@@ -139,11 +139,19 @@ class NearEntry(NamedTuple):
 
     def candidate(self, reason: str, allowed: int = 0, start: int = 0, steps: int = 0) -> Candidate:
         hit, near = self.hit, self.near
-        one = Candidate(hit.entry_id, near.kind, hit.similarity, allowed, start, reason=reason, steps=steps)
-        if self.hidden or self.entry is None:
-            return one
-        prompt = self.entry.prompt if self.own else ""
-        return replace(one, prompt=prompt, model=self.entry.model, relation=near.relation)
+        shown = None if self.hidden else self.entry
+        return Candidate(
+            hit.entry_id,
+            near.kind,
+            hit.similarity,
+            allowed,
+            start,
+            reason=reason,
+            prompt=shown.prompt if shown and self.own else "",
+            model=shown.model if shown else "",
+            steps=steps,
+            relation=near.relation if shown else "",
+        )
 
 
 def nearest_entries(

@@ -141,7 +141,8 @@ class FilesystemBlobs:
     def _get(self, key: str, sha256: str) -> bytes:
         with _told(f"blob {key}"):
             try:
-                stored = (self._root / key).read_bytes()
+                with open(self._prefix + key, "rb", buffering=0) as file:
+                    stored = file.read()
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
                 raise BlobMissingError(f"blob {key}: not there") from error
         data, trailer = stored[:-TRAILER], stored[-TRAILER:]

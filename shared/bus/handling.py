@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import time
 from collections.abc import Awaitable, Callable
-
-from prometheus_client import Histogram
 
 from shared.bus import Handler
 from shared.domain.messages import KINDS, decode
@@ -74,10 +71,4 @@ async def hand_over(tell: Callable[[], Awaitable[None]], kind: str, queue: str) 
 
 
 def _observe(kind: str, outcome: str, start: float) -> None:
-    _seconds(kind, outcome).observe(time.monotonic() - start)
-
-
-@functools.cache
-def _seconds(kind: str, outcome: str) -> Histogram:
-    """Return the metric of these labels, of which there are few; a request makes a dozen events."""
-    return METRICS.event_seconds.labels(kind, outcome)
+    METRICS.event_seconds.labels(kind, outcome).observe(time.monotonic() - start)

@@ -8,7 +8,7 @@ import resource
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -57,6 +57,8 @@ STRIKES = 10
 MOST_STREAMS = 1000
 """Calls of one connection at the same time; further ones are refused as UNAVAILABLE."""
 MOST_CONNECTIONS = 10_000
+CANCELLED_S = 1.0
+"""Seconds that a stopping server waits for the handlers that it has cancelled."""
 READ_ON_S = 1.0
 """Seconds for which a server reads what a client still sends of a call that it has refused."""
 
@@ -196,16 +198,47 @@ def server(
 
 
 class _Guarding:
-    """A server that wraps the handlers registered with it."""
+    """A server that wraps the handlers registered with it, and answers calls of its own process directly."""
 
     def __init__(self, server: grpc.aio.Server) -> None:
         self._server = server
+        self._handlers: list[_Guarded] = []
+        self._serving = False
+        self.direct: set[asyncio.Task[bytes]] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._server, name)
 
     def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
-        self._server.add_generic_rpc_handlers([_Guarded(one) for one in handlers])
+        added = [_Guarded(one) for one in handlers]
+        self._handlers += added
+        self._server.add_generic_rpc_handlers(added)
+
+    async def start(self) -> None:
+        await self._server.start()
+        self._serving = True
+
+    async def stop(self, grace: float | None) -> None:
+        """Refuse new calls, give those in progress `grace` seconds, then cancel them."""
+        self._serving = False
+        stopping = asyncio.ensure_future(self._server.stop(grace))
+        if self.direct:
+            await asyncio.wait(self.direct, timeout=grace or 0.0)
+        for call in self.direct:
+            call.cancel()
+        if self.direct:
+            await asyncio.wait(self.direct, timeout=CANCELLED_S)
+        await stopping
+
+    def handler(self, method: str) -> Any:
+        if not self._serving:
+            return None
+        return next((one for each in self._handlers if (one := each.service(_Details(method)))), None)
+
+
+class _Details(NamedTuple):
+    method: str
+    invocation_metadata: Any = None
 
 
 class _Guarded(grpc.GenericRpcHandler):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import sys
@@ -30,7 +31,9 @@ class Metrics:
             return Gauge(f"afterimage_{name}", text, labels, registry=registry)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"afterimage_{name}", text, labels, buckets=buckets, registry=registry)
+            made = Histogram(f"afterimage_{name}", text, labels, buckets=buckets, registry=registry)
+            made.labels = functools.cache(made.labels)  # type: ignore[method-assign]  # a request observes thirty times
+            return made
 
         self.requests = counter(
             "requests",

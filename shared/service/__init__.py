@@ -21,6 +21,7 @@ from shared.domain.errors import ConfigurationError
 from shared.runtime import rpc, telemetry
 from shared.runtime.addresses import BALANCED, check_address, target_of
 from shared.runtime.clock import Clock, SystemClock
+from shared.runtime.direct import Answering, DirectChannel
 from shared.runtime.settings import Settings
 from shared.runtime.tls import OPERATOR, Certificate, credentials_of, expecting, mesh_name, mesh_of
 from shared.runtime.tracing import close_tracing, open_tracing
@@ -82,6 +83,8 @@ class Context:
     backends: Backends
     clock: Clock = field(default_factory=SystemClock)
     internal_address: str = ""
+    inside: Answering | None = None
+    """The server behind the internal address; None: the process has none."""
     door: Door | None = None
     """The check of callers; None in a process without the catalog."""
     readiness: Readiness | None = None
@@ -124,6 +127,8 @@ class Context:
                 made = grpc.aio.insecure_channel(target, options=options)
             else:
                 made = grpc.aio.secure_channel(target, credentials, options=[*options, expecting(service)])
+            if self.inside is not None and addresses == self.internal_address:
+                made = DirectChannel(made, self.inside)
             self._channels[service, addresses] = made
         return self._channels[service, addresses]
 
@@ -196,6 +201,7 @@ async def running(
         internal = [service for service in services if service not in public]
         if internal:
             servers.append(_server(internal, settings, health_servicer, needs))
+            context.inside = servers[-1]
             _bind(servers[-1], internal_address, "internal address")
         needed = behind is None and keys_needed(settings, settings.listen)
         tokens = Tokens.of(settings) if first in PUBLIC else None

@@ -67,7 +67,7 @@ _calling: ContextVar[Principal] = ContextVar("calling", default=ANONYMOUS)
 
 
 def calling() -> Principal:
-    """Return the principal of the current call. Calls through the private socket of a process are anonymous."""
+    """Return the principal of the current call. Calls between the services of a process are anonymous."""
     return _calling.get()
 
 

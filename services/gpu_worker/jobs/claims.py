@@ -57,6 +57,11 @@ class Claims:
         return bool(self._held)
 
     @property
+    def held(self) -> frozenset[str]:
+        """Return the ids of the jobs that deliveries claim or hold at this moment."""
+        return frozenset(self._held)
+
+    @property
     def busy_s(self) -> float:
         """Seconds, since the start, in which this worker held a job."""
         return self._busy_s + (asyncio.get_running_loop().time() - self._busy_from if self._held else 0.0)

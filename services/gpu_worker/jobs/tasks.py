@@ -172,22 +172,24 @@ class Tasks:
             return {}
         return waiting
 
-    async def _next_jobs(self, lane: str) -> dict[str, list[str]]:
-        return await self._prompt.next_of_each(lane, LOOKED_AT, self._order, self._shares.next_is_aged())
+    async def _next_jobs(self, lane: str, beyond: int = 0) -> dict[str, list[str]]:
+        return await self._prompt.next_of_each(lane, LOOKED_AT + beyond, self._order, self._shares.next_is_aged())
 
     async def _carry_out_next(self, task: GenerateImage, delivery: Delivery, waiting: dict[str, list[str]]) -> bool:
         """Carry out the next job of the tenant with the least work; return False if no job waits that no worker has
-        claimed yet.
+        claimed yet, or only jobs that other deliveries of this worker are claiming.
 
         The delivery then is the task of that job. Its own task, later in the lane, is for another job.
         """
-        unreadable = set[str]()
+        unreadable, before = set[str](), frozenset[str]()
         while waiting:
             checks = waiting.pop(CHECKS, [])
             job_ids = [name for tenant in self._shares.order(waiting) for name in waiting[tenant]] + checks
-            if unreadable.issuperset(job_ids):
+            if (unreadable | before).issuperset(job_ids):
                 return False
             for job_id in job_ids:
+                if job_id in self.claims.held:  # by another delivery
+                    continue
                 own = job_id == task.job_id
                 with self.claims.holding(job_id):
                     try:
@@ -203,7 +205,9 @@ class Tasks:
                     with contextlib.closing(ReadAhead(self._blobs, plan.state_key, plan.state_sha256)) as ahead:
                         await self._attempt(job, delivery, ahead, previews=own and task.previews, exchanged=not own)
                     return True
-            waiting = await self._next_jobs(delivery.lane)
+            # a list with room for all of these, and with no others, hides no job
+            before = self.claims.held
+            waiting = await self._next_jobs(delivery.lane, beyond=len(before))
         return False
 
     async def _claim(self, call: Coroutine[Any, Any, Job | None]) -> Job | None:

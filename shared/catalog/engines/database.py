@@ -1,4 +1,4 @@
-"""The catalog's narrow database interface: a function over a connection, run in one transaction."""
+"""The catalog's narrow database interface: functions over a connection."""
 
 from __future__ import annotations
 
@@ -35,17 +35,19 @@ REFUSED = ("28", "3D")
 class Database(Protocol):
     """Runs operations: plain functions `operation(connection, *args)`, the same for both databases.
 
-    `row` marks the few operations on one job that every request waits for: accept, claim, finish and two reads. Without
-    its shortcuts those five take 32 % more processor time on SQLite (threads). On PostgreSQL they take 54 to 70 % more
-    (BEGIN, COMMIT, a second statement). That is about 4 % of a request on either database.
+    `row` marks the few operations that every request waits for: accept, claim, finish and some reads. Without its
+    shortcuts, the first three and two reads take 32 % more processor time on SQLite (threads). On PostgreSQL they take
+    54 to 70 % more (BEGIN, COMMIT, a second statement). That is about 4 % of a request on either database.
     """
 
     process_local: bool
 
     async def read(self, operation: Callable[[sa.Connection, *Ts], R], *args: *Ts, row: bool = False) -> R:
-        """Run an operation on committed data, in one transaction.
+        """Run an operation on committed data. On PostgreSQL each of its statements sees what is committed when it
+        starts.
 
-        `row`: the operation reads a row or two by key. SQLite then runs it on the event loop.
+        `row`: the operation reads a row or two by key. SQLite then runs it on the event loop, and also without a
+        snapshot.
         """
         ...
 

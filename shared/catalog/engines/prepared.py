@@ -44,21 +44,27 @@ class Prepared:
 
     def first(self, connection: sa.Connection, parameters: Mapping[str, Any]) -> Any:
         """Return the first row, with the columns as attributes, or None."""
+        rows = self.all(connection, parameters)
+        return rows[0] if rows else None
+
+    def all(self, connection: sa.Connection, parameters: Mapping[str, Any]) -> list[Any]:
+        """Return all rows, with the columns as attributes."""
         compiled = self._of(connection, parameters)
         places = [parameters[name] if name in parameters else compiled.constants[name] for name in compiled.order]
         if connection.dialect.name == "sqlite":
             cursor = connection.connection.driver_connection.execute(compiled.sql, places)  # type: ignore[union-attr]
             rows = cursor.fetchall()  # fetch all: an open cursor would block the commit
-            return self._named((column[0] for column in cursor.description), rows[0]) if rows else None
+            return self._named((column[0] for column in cursor.description), rows) if rows else []
         if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
-            return connection.execute(self.statement, parameters).first()  # this begins the transaction
+            found = connection.execute(self.statement, parameters)  # this begins the transaction
+            return list(found) if found.returns_rows else []
         records = by_driver(connection, compiled.sql, places)
-        return self._named(records[0].keys(), records[0]) if records else None
+        return self._named(records[0].keys(), records) if records else []
 
-    def _named(self, columns: Iterable[str], row: Iterable[Any]) -> Any:
+    def _named(self, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> list[Any]:
         if self._row is None:
             self._row = _row_kind("Row", list(columns))
-        return self._row._make(row)
+        return [self._row._make(row) for row in rows]
 
     def _of(self, connection: sa.Connection, parameters: Mapping[str, Any]) -> _Compiled:
         dialect = connection.dialect

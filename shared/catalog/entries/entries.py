@@ -10,11 +10,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from shared.catalog.engines.database import Database, among, chunks
+from shared.catalog.engines.prepared import Prepared
 from shared.catalog.entries.entry_rows import IS_READABLE, entry_of, row_of, state_of
 from shared.catalog.entries.indexed import ADD_VECTORS, BY_IDS, Indexed, with_states
 from shared.catalog.entries.masks import MOVED, Masks
 from shared.catalog.entries.of_tenants import OfTenants
-from shared.catalog.jobs.repeats import EXACT, EXACT_OF, just_generated
+from shared.catalog.jobs.repeats import EXACT, EXACT_OF, NAMED, just_generated
 from shared.catalog.tables import captured, entries, insert, jobs, now_s, states
 from shared.domain.errors import NotFoundError
 from shared.domain.types import NEEDS, PICTURE_STEP, Entry, State
@@ -35,8 +36,8 @@ _ADD_STATES = sa.insert(states)
 _adding = insert(entries).values(
     created_at=sa.func.coalesce(sa.bindparam("given_at", type_=e.created_at.type), _NOW)  # None: now
 )
-_ADD = _adding.on_conflict_do_nothing().returning(e.created_at)
-_ANSWERED = sa.delete(captured).where(captured.c.job_id == sa.bindparam("of_job"))
+_ADD = Prepared(_adding.on_conflict_do_nothing().returning(e.created_at))
+_ANSWERED = Prepared(sa.delete(captured).where(captured.c.job_id == sa.bindparam("of_job")))
 _STATES = sa.select(states).join(entries, e.id == s.entry_id).where(IS_READABLE).order_by(s.entry_id, s.step)
 _NONE: Any = sa.literal_column("''")
 _CODEC = sa.case((s.codec.contains(NEEDS), s.codec), else_=_NONE)
@@ -69,9 +70,10 @@ class Totals:
 
 def _add(connection: sa.Connection, entry: Entry, named: Mapping[str, bytes]) -> bool:
     given = {"given_at": entry.created_at or None, **row_of(entry)}
-    at = connection.execute(_ADD, given).scalar()
-    if at is None:
+    added = _ADD.first(connection, given)
+    if added is None:
         return False
+    at = added.created_at
     if entry.states:
         rows = [
             {
@@ -93,7 +95,7 @@ def _add(connection: sa.Connection, entry: Entry, named: Mapping[str, bytes]) ->
         connection.execute(ADD_VECTORS, rows)
     if entry.job_id:
         # from now on the entry names the job's latents
-        connection.execute(_ANSWERED, {"of_job": entry.job_id})
+        _ANSWERED.first(connection, {"of_job": entry.job_id})
         if entry.mask is not None:  # and its masks
             connection.execute(MOVED, {"of_job": entry.job_id})
     return True
@@ -118,6 +120,8 @@ def _exact(
 ) -> Entry | None:
     if entry := just_generated(connection, exact_key, tenant, owners, weights):
         return entry
+    if NAMED.first(connection, {"by_key": exact_key}) is None:
+        return None
     by = {"by_key": exact_key, "tenant": tenant, "owners": list(owners)}
     row = connection.execute(EXACT_OF, by | {"weights": list(weights)}) if weights else connection.execute(EXACT, by)
     found = with_states(connection, row.all())
@@ -225,7 +229,7 @@ class Entries(Indexed, Masks, OfTenants):
         A finished job that is not yet cached counts as its future entry, without states. `weights`: hashes of the
         models that may have generated the entry; empty allows any.
         """
-        return await self._database.read(_exact, exact_key, tenant, owners, weights)
+        return await self._database.read(_exact, exact_key, tenant, owners, weights, row=True)
 
     async def used(self, uses: Sequence[tuple[str, int, float]]) -> None:
         """Count uses: (entry id, step, Unix seconds) each. States that are gone are skipped."""

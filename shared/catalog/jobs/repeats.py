@@ -7,6 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from shared.catalog.engines.prepared import Prepared
 from shared.catalog.jobs.job_rows import jobs_of
 from shared.catalog.tables import captured, entries, jobs
 from shared.domain.exact_repeats import entry_of
@@ -17,7 +18,11 @@ RECENT_ROWS = 256
 
 _KEY: Any = sa.bindparam("by_key")
 _NEWEST = sa.select(captured.c.job_id).order_by(captured.c.job_id.desc()).limit(RECENT_ROWS)
-_JUST_DRAWN = sa.select(jobs).where(jobs.c.id.in_(_NEWEST), jobs.c.exact_key == _KEY).order_by(jobs.c.id.desc())
+_JUST_DRAWN = Prepared(
+    sa.select(jobs).where(jobs.c.id.in_(_NEWEST), jobs.c.exact_key == _KEY).order_by(jobs.c.id.desc())
+)
+NAMED = Prepared(sa.select(entries.c.id).where(entries.c.exact_key == _KEY).limit(1))
+"""Whether any entry has the key: nearly always none, and then EXACT with its lists is spared."""
 EXACT = (
     sa.select(entries)
     .where(
@@ -39,7 +44,7 @@ def just_generated(
     Callers must search here before the entries: the maintainer writes the entry and removes the job from this list in
     one transaction.
     """
-    for job in jobs_of(connection.execute(_JUST_DRAWN, {"by_key": exact_key})):
+    for job in jobs_of(_JUST_DRAWN.all(connection, {"by_key": exact_key})):
         entry = entry_of(job)
         if entry is None or (weights and entry.compat.weights_hash not in weights):
             continue

@@ -65,7 +65,7 @@ def _next_of_each(*order: Any) -> Any:
 
 
 Order = Literal["arrival", "urgent"]
-_NEXT: dict[Order, Any] = {"arrival": _next_of_each(*_ARRIVED), "urgent": _next_of_each(*_RANK)}
+_ARRIVED_NEXT, _RANKED_NEXT = Prepared(_next_of_each(*_ARRIVED)), _next_of_each(*_RANK)
 _CLAIM_NEW = Prepared(
     sa.update(jobs)
     .where(c.id == sa.bindparam("job_id"), _NEW)
@@ -93,10 +93,10 @@ def _next(
     connection: sa.Connection, lane: str, each: int, order: Order, aged_first: Collection[str]
 ) -> dict[str, list[str]]:
     asked: dict[str, Any] = {"in_lane": lane, "each": each}
-    if order == "urgent":
-        asked["aged_first"] = list(aged_first)
+    ranked = {**asked, "aged_first": list(aged_first)}
+    rows = _ARRIVED_NEXT.all(connection, asked) if order == "arrival" else connection.execute(_RANKED_NEXT, ranked)
     found: dict[str, list[str]] = {}
-    for row in connection.execute(_NEXT[order], asked):
+    for row in rows:
         found.setdefault(row.tenant, []).append(row.id)
     return found
 

@@ -268,3 +268,16 @@ async def test_free_rows_get_the_most_urgent_jobs_of_a_backlog(tmp_path: Path) -
             await service.drain(0.1)
             await service.stop()
         assert {*order[:3]} == {job.id for job in jobs[3:]}
+
+
+async def test_rows_that_read_the_lane_at_once_leave_no_job_behind(tmp_path: Path) -> None:
+    """All see the same few jobs. Those that find each of them in the hands of another row must look again."""
+    rows: dict[str, Any] = {"max_rows": 32, "lane_order": "urgent", "sweep_s": 3600.0, "lease_s": 60.0}
+    async with running_worker(tmp_path / "data", "noop:?step_ms=1", **rows) as bench:
+        jobs = [await bench.accept(deadline_s=5000.0 - number) for number in range(160)]
+        for job in jobs:
+            await bench.send(job)
+        for job in jobs:
+            await bench.final(job.id)
+        await bench.idle()
+        assert {(await bench.jobs.get(job.id)).attempt for job in jobs} == {1}

@@ -23,6 +23,7 @@ from shared.domain.errors import (
     UnavailableError,
 )
 from shared.runtime import rpc
+from shared.runtime.direct import DirectChannel
 
 ERRORS = [
     InvalidRequestError("steps", "must lie between 1 and 1000", 0),
@@ -42,15 +43,16 @@ class Failing(retriever_pb2_grpc.RetrieverServiceServicer):
         raise self.error
 
 
-@pytest.fixture
-async def stub() -> AsyncIterator[tuple[Failing, retriever_pb2_grpc.RetrieverServiceStub]]:
-    server = rpc.server()
+@pytest.fixture(params=["over a socket", "directly"])
+async def stub(request: Any) -> AsyncIterator[tuple[Failing, retriever_pb2_grpc.RetrieverServiceStub]]:
+    server: Any = rpc.server()
     servicer = Failing()
     retriever_pb2_grpc.add_RetrieverServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield servicer, retriever_pb2_grpc.RetrieverServiceStub(channel)
+        called = DirectChannel(channel, server) if request.param == "directly" else channel
+        yield servicer, retriever_pb2_grpc.RetrieverServiceStub(called)
     await server.stop(None)
 
 
