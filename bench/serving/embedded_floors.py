@@ -79,7 +79,7 @@ async def _serving(
     await server.start()
     target = address if address.startswith("unix:") else f"127.0.0.1:{port}"
     async with grpc.aio.insecure_channel(target, options=options) as channel:
-        called: Any = DirectChannel(channel, server) if direct else channel
+        called: Any = DirectChannel(channel, server, MESSAGE_BYTES) if direct else channel
         stub, message = EmbedderServiceStub(called), pb.EmbedTextRequest(texts=["a red fox in the snow"])
         yield lambda: rpc.call(stub.EmbedText, message, timeout_s=10.0)
     await server.stop(None)

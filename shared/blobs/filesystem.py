@@ -141,8 +141,7 @@ class FilesystemBlobs:
     def _get(self, key: str, sha256: str) -> bytes:
         with _told(f"blob {key}"):
             try:
-                with open(self._prefix + key, "rb", buffering=0) as file:
-                    stored = file.read()
+                stored = (self._root / key).read_bytes()
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
                 raise BlobMissingError(f"blob {key}: not there") from error
         data, trailer = stored[:-TRAILER], stored[-TRAILER:]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import grpc
+from google.protobuf.message import DecodeError
 
 Metadata = Sequence[tuple[str, str]]
 
@@ -28,11 +29,11 @@ class DirectChannel:
     """A channel to services of this process: a unary call goes to its handler, everything else over the socket.
 
     Both sides behave as over the socket. The handler gets a copy of the message, and runs in a task and a context of
-    its own; it is cancelled with its call, and when the call's time is over.
+    its own; it is cancelled with its call, and when the call's time is over. A message has `most` bytes at most.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, server: Answering) -> None:
-        self._channel, self._server = channel, server
+    def __init__(self, channel: grpc.aio.Channel, server: Answering, most: int) -> None:
+        self._channel, self._server, self._most = channel, server, most
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._channel, name)
@@ -41,7 +42,7 @@ class DirectChannel:
         self, method: str, request_serializer: Callable[[Any], bytes], response_deserializer: Any, **others: Any
     ) -> Any:
         remote = self._channel.unary_unary(method, request_serializer, response_deserializer, **others)
-        return _Call(self._server, method.encode(), request_serializer, response_deserializer, remote)
+        return _Call(self._server, method.encode(), self._most, request_serializer, response_deserializer, remote)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +52,22 @@ class _Call:
     server: Answering
     _method: bytes
     """The name as gRPC's own stubs keep it; spans are called after it."""
+    most: int
     pack: Callable[[Any], bytes]
     unpack: Callable[[bytes], Any]
     remote: Callable[..., Awaitable[Any]]
 
     async def __call__(self, request: Any, *, timeout: float | None = None, metadata: Metadata = ()) -> Any:
-        """Return the reply. Raise grpc.aio.AioRpcError with the handler's status, DEADLINE_EXCEEDED, or UNAVAILABLE."""
+        """Return the reply; None for one that cannot be parsed, as grpc.aio does.
+
+        Raises grpc.aio.AioRpcError with the handler's status, DEADLINE_EXCEEDED, UNAVAILABLE, or RESOURCE_EXHAUSTED for
+        a message larger than the limit.
+        """
         handler = self.server.handler(self._method.decode())
         if handler is None:  # the socket has the fitting error
             return await self.remote(request, timeout=timeout, metadata=metadata or None)
         call, calls = CallContext(metadata), self.server.direct
-        answering = _answer(handler, self.pack(request), call)
+        answering = _answer(handler, self._limited(self.pack(request), call), call)
         task = asyncio.get_running_loop().create_task(answering, context=Context())
         calls.add(task)
         task.add_done_callback(calls.discard)
@@ -77,7 +83,17 @@ class _Call:
             raise call.error(grpc.StatusCode.UNKNOWN, f"the reply cannot be sent: {type(wrong).__name__}")
         if call.code is not grpc.StatusCode.OK:
             raise call.error(call.code, call.details)
-        return self.unpack(task.result())
+        reply = self._limited(task.result(), call)
+        try:
+            return self.unpack(reply)
+        except DecodeError:
+            return None
+
+    def _limited(self, message: bytes, call: CallContext) -> bytes:
+        if len(message) > self.most:
+            said = f"Message larger than max ({len(message)} vs. {self.most})"  # gRPC's words
+            raise call.error(grpc.StatusCode.RESOURCE_EXHAUSTED, said)
+        return message
 
 
 async def _answer(handler: Any, message: bytes, call: CallContext) -> bytes:

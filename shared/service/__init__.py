@@ -128,7 +128,7 @@ class Context:
             else:
                 made = grpc.aio.secure_channel(target, credentials, options=[*options, expecting(service)])
             if self.inside is not None and addresses == self.internal_address:
-                made = DirectChannel(made, self.inside)
+                made = DirectChannel(made, self.inside, self.settings.max_message_bytes)
             self._channels[service, addresses] = made
         return self._channels[service, addresses]
 

@@ -12,7 +12,13 @@ import pytest
 
 from protos import retriever_pb2 as pb
 from protos import retriever_pb2_grpc
-from shared.domain.errors import AfterimageError, ConfigurationError, DeadlineError, UnavailableError
+from shared.domain.errors import (
+    AfterimageError,
+    ConfigurationError,
+    DeadlineError,
+    OverloadedError,
+    UnavailableError,
+)
 from shared.runtime import rpc
 from shared.runtime.direct import DirectChannel
 
@@ -22,7 +28,7 @@ CALLER = ContextVar("caller", default="nobody")
 class Retriever(retriever_pb2_grpc.RetrieverServiceServicer):
     def __init__(self) -> None:
         self.seen: list[Any] = []
-        self.wait, self.cancelled, self.stubborn_s = asyncio.Event(), asyncio.Event(), 0.0
+        self.wait, self.cancelled, self.stubborn_s, self.times = asyncio.Event(), asyncio.Event(), 0.0, 1
         self.wait.set()
 
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:  # noqa: N802
@@ -35,23 +41,19 @@ class Retriever(retriever_pb2_grpc.RetrieverServiceServicer):
             self.cancelled.set()
             await asyncio.sleep(self.stubborn_s)
             raise
-        return (
-            None
-            if request.request.prompt.startswith("nothing")
-            else pb.PlanResponse(  # type: ignore[return-value]
-                plan={"reason": request.request.prompt}
-            )
-        )
+        if request.request.prompt.startswith("nothing"):
+            return None  # type: ignore[return-value]
+        return pb.PlanResponse(plan={"reason": request.request.prompt * self.times})
 
 
 @pytest.fixture
-async def socket_channel(tmp_path: Any) -> AsyncIterator[tuple[Any, Any, Retriever]]:
+async def socket_channel() -> AsyncIterator[tuple[Any, Any, Retriever]]:
     """Yield a server that is not yet started, a channel to its socket, and its servicer."""
     server: Any = rpc.server()
     servicer = Retriever()
     retriever_pb2_grpc.add_RetrieverServiceServicer_to_server(servicer, server)
-    server.add_insecure_port(f"unix:{tmp_path}/direct.sock")
-    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/direct.sock") as channel:
+    port = server.add_insecure_port("127.0.0.1:0")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield server, channel, servicer
     await server.stop(None)
 
@@ -60,7 +62,7 @@ async def socket_channel(tmp_path: Any) -> AsyncIterator[tuple[Any, Any, Retriev
 async def direct(socket_channel: tuple[Any, Any, Retriever]) -> tuple[Any, Retriever]:
     server, channel, servicer = socket_channel
     await server.start()
-    return retriever_pb2_grpc.RetrieverServiceStub(DirectChannel(channel, server)), servicer
+    return retriever_pb2_grpc.RetrieverServiceStub(DirectChannel(channel, server, 1000)), servicer
 
 
 def asking(prompt: str) -> pb.PlanRequest:
@@ -139,11 +141,35 @@ async def test_a_reply_that_cannot_be_sent_is_an_error_of_the_call(direct: tuple
         await rpc.call(direct[0].Plan, asking("nothing"), timeout_s=5)
 
 
+async def test_a_message_above_the_limit_names_the_limit(direct: tuple[Any, Retriever]) -> None:
+    stub, servicer = direct
+    with pytest.raises(OverloadedError, match=r"larger than max .* vs. 1000.*max_message_bytes"):
+        await rpc.call(stub.Plan, asking("a fox" * 200), timeout_s=5)
+    assert not servicer.seen
+    servicer.times = 50
+    with pytest.raises(OverloadedError, match=r"larger than max .* vs. 1000.*max_message_bytes"):
+        await rpc.call(stub.Plan, asking("a fox"), timeout_s=5)
+
+
+async def test_a_reply_that_is_no_message_of_the_method_says_so(
+    socket_channel: tuple[Any, Any, Retriever], direct: tuple[Any, Retriever]
+) -> None:
+    def as_text(data: bytes) -> pb.PlanResponse:
+        return pb.PlanResponse.FromString(data + b"\xff")
+
+    method = "/afterimage.retriever.v1.RetrieverService/Plan"
+    call = DirectChannel(socket_channel[1], socket_channel[0], 1000).unary_unary(
+        method, pb.PlanRequest.SerializeToString, as_text
+    )
+    with pytest.raises(AfterimageError, match="no message of this method"):
+        await rpc.call(call, asking("a fox"), timeout_s=5)
+
+
 async def test_before_the_start_and_after_the_stop_the_service_is_away(
     socket_channel: tuple[Any, Any, Retriever],
 ) -> None:
     server, channel, servicer = socket_channel
-    stub: Any = retriever_pb2_grpc.RetrieverServiceStub(DirectChannel(channel, server))
+    stub: Any = retriever_pb2_grpc.RetrieverServiceStub(DirectChannel(channel, server, 1000))
     with pytest.raises(DeadlineError):  # the port is open, and nobody answers
         await rpc.call(stub.Plan, asking("a fox"), timeout_s=0.1)
     await server.start()
@@ -157,7 +183,7 @@ async def test_before_the_start_and_after_the_stop_the_service_is_away(
 async def test_a_method_that_nobody_has_says_who_may_listen_there(socket_channel: tuple[Any, Any, Retriever]) -> None:
     server, channel, _ = socket_channel
     await server.start()
-    direct = DirectChannel(channel, server)
+    direct = DirectChannel(channel, server, 1000)
     unknown = direct.unary_unary("/afterimage.Nobody/Nothing", pb.PlanRequest.SerializeToString, bytes)
     with pytest.raises(ConfigurationError, match="another service, or another version of it"):
         await rpc.call(unknown, pb.PlanRequest(), timeout_s=5)

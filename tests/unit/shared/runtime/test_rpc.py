@@ -51,7 +51,7 @@ async def stub(request: Any) -> AsyncIterator[tuple[Failing, retriever_pb2_grpc.
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        called = DirectChannel(channel, server) if request.param == "directly" else channel
+        called = DirectChannel(channel, server, 2**22) if request.param == "directly" else channel
         yield servicer, retriever_pb2_grpc.RetrieverServiceStub(called)
     await server.stop(None)
 
