@@ -46,7 +46,7 @@ class Database(Protocol):
         """Run an operation on committed data. On PostgreSQL each of its statements sees what is committed when it
         starts.
 
-        `row`: the operation reads a row or two by key. SQLite then runs it on the event loop, and also without a
+        `row`: the operation reads a few rows by key. SQLite then runs it on the event loop, and also without a
         snapshot.
         """
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,7 +16,7 @@ from shared.catalog.entries.entry_rows import IS_READABLE, entry_of, row_of, sta
 from shared.catalog.entries.indexed import ADD_VECTORS, BY_IDS, Indexed, with_states
 from shared.catalog.entries.masks import MOVED, Masks
 from shared.catalog.entries.of_tenants import OfTenants
-from shared.catalog.jobs.repeats import EXACT, EXACT_OF, NAMED, just_generated
+from shared.catalog.jobs.repeats import EXACT, EXACT_OF, OWNERS, VISIBLE, just_generated
 from shared.catalog.tables import captured, entries, insert, jobs, now_s, states
 from shared.domain.errors import NotFoundError
 from shared.domain.types import NEEDS, PICTURE_STEP, Entry, State
@@ -120,9 +121,10 @@ def _exact(
 ) -> Entry | None:
     if entry := just_generated(connection, exact_key, tenant, owners, weights):
         return entry
-    if NAMED.first(connection, {"by_key": exact_key}) is None:
+    named = zip_longest(OWNERS, owners, fillvalue="")  # "" owns nothing
+    by = {"by_key": exact_key, "tenant": tenant, **dict(named)}
+    if VISIBLE.first(connection, by) is None:
         return None
-    by = {"by_key": exact_key, "tenant": tenant, "owners": list(owners)}
     row = connection.execute(EXACT_OF, by | {"weights": list(weights)}) if weights else connection.execute(EXACT, by)
     found = with_states(connection, row.all())
     return found[0] if found else None

@@ -18,21 +18,29 @@ RECENT_ROWS = 256
 
 _KEY: Any = sa.bindparam("by_key")
 _NEWEST = sa.select(captured.c.job_id).order_by(captured.c.job_id.desc()).limit(RECENT_ROWS)
+_TENANT: Any = sa.bindparam("tenant")
 _JUST_DRAWN = Prepared(
-    sa.select(jobs).where(jobs.c.id.in_(_NEWEST), jobs.c.exact_key == _KEY).order_by(jobs.c.id.desc())
+    sa.select(jobs)
+    .where(jobs.c.id.in_(_NEWEST), jobs.c.exact_key == _KEY, jobs.c.tenant == _TENANT)
+    .order_by(jobs.c.id.desc())
 )
-NAMED = Prepared(sa.select(entries.c.id).where(entries.c.exact_key == _KEY).limit(1))
-"""Whether any entry has the key: nearly always none, and then EXACT with its lists is spared."""
+OWNERS = ("owner_1", "owner_2", "owner_3")
+"""Parameters for the caller's scope keys, three at most (`visible_owners`)."""
 EXACT = (
     sa.select(entries)
     .where(
         entries.c.exact_key == _KEY,
-        entries.c.tenant == sa.bindparam("tenant"),
-        entries.c.owner.in_(sa.bindparam("owners", expanding=True)),
+        entries.c.tenant == _TENANT,
+        entries.c.owner.in_([sa.bindparam(name) for name in OWNERS]),
     )
     .order_by(entries.c.id.desc())
     .limit(1)
 )
+VISIBLE = Prepared(EXACT.with_only_columns(entries.c.id))
+"""Whether the caller may see such an entry: nearly always not, and then the slower EXACT_OF is spared.
+
+It must not find entries of others: the time of the answer would tell of them.
+"""
 EXACT_OF = EXACT.where(entries.c.weights_hash.in_(sa.bindparam("weights", expanding=True)))
 
 
@@ -44,10 +52,10 @@ def just_generated(
     Callers must search here before the entries: the maintainer writes the entry and removes the job from this list in
     one transaction.
     """
-    for job in jobs_of(_JUST_DRAWN.all(connection, {"by_key": exact_key})):
+    for job in jobs_of(_JUST_DRAWN.all(connection, {"by_key": exact_key, "tenant": tenant})):
         entry = entry_of(job)
         if entry is None or (weights and entry.compat.weights_hash not in weights):
             continue
-        if entry.tenant == tenant and owner_key(entry.scope, entry.tenant, entry.user) in owners:
+        if owner_key(entry.scope, entry.tenant, entry.user) in owners:
             return entry
     return None

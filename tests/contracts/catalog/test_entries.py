@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 
 from shared.catalog import Catalog, Totals
 from shared.domain.errors import NotFoundError
@@ -131,6 +133,28 @@ async def test_exact_repeats_stay_in_scope_and_give_the_newest(catalog: Catalog)
     assert await catalog.entries.exact("same", "other", [OWNER]) is None  # whatever it may start from
     assert await catalog.entries.exact("another", "default", [OWNER]) is None
     assert await catalog.entries.exact("same", "default", []) is None
+
+
+async def test_the_same_request_of_others_costs_no_time(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither an entry nor a job of others may be read: the time of an answer would tell of them."""
+    await add(catalog, an_entry(id="e1", exact_key="same", user="bob"))
+    job = await finished(catalog)
+    read = list[Any]()
+    monkeypatch.setattr("shared.catalog.entries.entries.EXACT", read)  # no statement: running it raises
+
+    def noted(rows: list[Any]) -> list[Any]:
+        read.extend(rows)
+        return []
+
+    monkeypatch.setattr("shared.catalog.jobs.repeats.jobs_of", noted)
+    assert await catalog.entries.exact("same", "default", visible_owners("default", "alice")) is None
+    assert await catalog.entries.exact("same", "other", [OWNER]) is None
+    assert await catalog.entries.exact(job.exact_key, "other", visible_owners("other", "")) is None
+    assert not read
+    await catalog.entries.exact(job.exact_key, "default", [OWNER])
+    assert [row.id for row in read] == [job.id]
+    with pytest.raises(sa.exc.ArgumentError):
+        await catalog.entries.exact("same", "default", visible_owners("default", "bob"))
 
 
 async def test_exact_repeats_may_be_of_some_weights_only(catalog: Catalog) -> None:
