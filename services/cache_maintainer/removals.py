@@ -13,6 +13,9 @@ from shared.domain.types import PICTURE_STEP, Entry, State
 from shared.runtime.settings.tenants import Tenants
 from shared.runtime.telemetry import METRICS, log
 
+SPENT_AT_ONCE = 1000
+"""Entries that are dropped while nothing else may change the cache."""
+
 
 @dataclass(frozen=True, slots=True)
 class Removed:
@@ -206,7 +209,8 @@ class Removals(CacheIndex):
 
     async def drop_spent(self) -> None:
         """Drop entries that only answered exact repeats and whose job expired."""
-        async with self._lock:
-            ids = await self._backends.catalog.entries.spent()
-            if ids:
-                await self._drop(list((await self._backends.catalog.entries.by_ids(ids)).values()))
+        entries, dropped = self._backends.catalog.entries, 1
+        while dropped:
+            async with self._lock:  # released between two pages, for what waits meanwhile
+                found = await entries.by_ids(await entries.spent(SPENT_AT_ONCE))
+                dropped = (await self._drop(list(found.values()))).entries

@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from shared.catalog.tables import entries, jobs
+from shared.domain.ids import new_id
 from shared.domain.types import JobState, to_json
 from shared.runtime.settings import Settings
 from tests.unit.cache_maintainer.house import failing, house
@@ -66,6 +67,42 @@ async def test_collecting_ends_while_jobs_go_on_finishing(small: Settings, monke
             await home.service.collect()
         assert next(prompts) == 1
         assert len(await home.backends.catalog.jobs.to_cache()) == 1
+
+
+async def test_collecting_ends_while_more_jobs_wait_than_fit_a_page(
+    small: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages stayed full under load, so one pass of collection lasted an hour."""
+    async with house(small.model_copy(update={"cache_batch_max": 1})) as home:
+        insert, inserted = home.service.cache.insert, list[str]()
+
+        async def busy(job_ids: Sequence[str]) -> Any:
+            inserted.extend(job_ids)
+            for _ in range(2):
+                await finished_job(home.backends, request(f"the next, {new_id()}"), unit(1))
+            return await insert(job_ids)
+
+        waiting = [(await finished_job(home.backends, request(f"a {name}"), unit(1))).id for name in ("fox", "cat")]
+        await asyncio.sleep(0.01)  # ids have milliseconds
+        monkeypatch.setattr(home.service.cache, "insert", busy)
+        async with asyncio.timeout(5.0):
+            await home.service.collect()
+        assert inserted[:2] == waiting
+        assert len(inserted) == 3
+
+
+async def test_all_spent_entries_go_in_one_pass(small: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand went in each pass, and a busy server made more."""
+    monkeypatch.setattr("services.cache_maintainer.removals.SPENT_AT_ONCE", 2)
+    async with house(small) as home:
+        entries = home.backends.catalog.entries
+        for number in range(5):
+            entry_id = await home.finish(request(f"a fox, {number}"), number)
+            await entries.drop_states([(entry_id, one.step) for one in (await entries.get(entry_id)).states])
+        await home.backends.catalog.jobs.expire(-1.0)
+        assert len(await entries.spent()) == 5
+        await home.service.collect()
+        assert (await entries.totals()).entries == 0
 
 
 async def test_checkpoints_of_a_job_that_ended_are_collected_and_those_of_one_in_work_stay(settings: Settings) -> None:
