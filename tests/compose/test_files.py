@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import re
@@ -18,6 +19,7 @@ import yaml  # type: ignore[import-untyped]  # it ships no types
 from scripts.stack.rabbitmq import CONSUMER_TIMEOUT_S
 from scripts.stack.stack import ASKED, LED
 from shared.runtime.settings import Settings
+from shared.service.backends import PORTS
 from tests.compose.project import ROOT, Compose
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -62,6 +64,15 @@ def test_every_address_that_the_code_calls_is_set() -> None:
     assert called == {*ASKED, *LED}
     for name, it in _served().items():
         assert {f"AFTERIMAGE_{one.upper()}_ADDRESS" for one in called} <= it["environment"].keys(), name
+
+
+@pytest.mark.parametrize("name", _served())
+def test_a_service_has_the_urls_of_the_servers_that_it_uses_alone(name: str) -> None:
+    """The embedder, which uses none, had the passwords of all four."""
+    module = importlib.import_module(f"services.{name}.service")
+    (kind,) = (one for one in vars(module).values() if getattr(one, "name", "") == name and "start" in vars(one))
+    urls = {f"AFTERIMAGE_{port.upper()}_URL" for port in getattr(kind, "ports", PORTS)}
+    assert {one for one in _served()[name]["environment"] if one.endswith("_URL")} == urls
 
 
 def test_an_end_waits_longer_than_a_drain() -> None:
