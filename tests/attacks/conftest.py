@@ -17,6 +17,7 @@ from shared.client import AsyncClient
 from shared.domain.errors import PermissionDeniedError, UnauthenticatedError
 from shared.domain.identity import Rate, Role, issued, principal_of
 from shared.runtime.settings import Settings
+from shared.service import door
 from tests.flows.conftest import tiny
 from tests.flows.house import House, house
 
@@ -68,6 +69,10 @@ class Guarded:
                     return
 
 
+SHIPPED_S = door.EVERY_S
+"""Seconds between two readings of the keys outside these tests."""
+
+
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def guarded(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> AsyncIterator[Guarded]:
     given: dict[str, Any] = {"large": "noop:", "encoder": str(tiny / "clip"), "torch_threads": 1}
@@ -76,7 +81,7 @@ async def guarded(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Async
     given |= {"http_listen": "127.0.0.1:0"}
     given |= dict.fromkeys(("lookup_timeout_s", "call_timeout_s", "extract_timeout_s"), 10.0)  # also on a busy machine
     with pytest.MonkeyPatch.context() as patch, structlog.testing.capture_logs() as logs:
-        patch.setattr("shared.service.door.EVERY_S", 0.05)
+        patch.setattr(door, "EVERY_S", 0.05)
         async with house(Settings(**given, allow_anonymous="never")) as it:
             found = Guarded(it, {}, repr(logs))
             await asyncio.gather(*(found.issue(name, tenant, roles) for name, (tenant, roles) in CALLERS.items()))

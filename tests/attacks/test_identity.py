@@ -30,7 +30,7 @@ from shared.runtime import rpc
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS
 from shared.service import door
-from tests.attacks.conftest import Guarded
+from tests.attacks.conftest import SHIPPED_S, Guarded
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -167,6 +167,18 @@ async def test_a_stolen_key_ends_when_revoked_rotated_or_expired(guarded: Guarde
                 await asyncio.sleep(0.02)
     guarded.keys["rotated"] = text
     await guarded.known("rotated")
+
+
+async def test_a_revoked_key_ends_within_five_seconds(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    await guarded.issue("late", "acme", [Role.USER])
+    monkeypatch.setattr(door, "EVERY_S", SHIPPED_S)
+    await asyncio.sleep(0.2)  # a shorter wait is over, and the whole one has begun
+    async with guarded.client("late") as client:
+        await guarded.house.backends.catalog.keys.revoke(_id(guarded.keys["late"]))
+        assert await _served(client)
+        async with asyncio.timeout(5.0):
+            while await _served(client):
+                await asyncio.sleep(0.05)
 
 
 async def test_the_first_start_leaves_one_key_in_a_file_of_its_owner(guarded: Guarded) -> None:

@@ -9,6 +9,8 @@ import time
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -138,6 +140,36 @@ async def test_new_keys_of_the_provider_are_found_and_old_ones_end(
             while (ended := await outcome(process.address, token(ONE))).startswith("UnavailableError"):
                 await asyncio.sleep(0.05)  # a key is refused once the keys have been read again
         assert ended.startswith("UnauthenticatedError"), ended
+
+
+async def test_keys_are_read_from_the_providers_address(provider: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "UNKNOWN_S", 0.0)
+    keys = Path(provider.jwt_keys)
+    pages = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(keys.parent)))
+    serving = asyncio.create_task(asyncio.to_thread(pages.serve_forever, 0.05))
+    url = f"http://127.0.0.1:{pages.server_port}/keys.json"
+    read = Tokens.of(provider.model_copy(update={"jwt_keys": url}))
+    assert read is not None
+
+    async def opened(key: Any) -> bool:
+        await read.refresh()
+        try:
+            return read.read(token(key)).principal.subject == "ann"
+        except (UnauthenticatedError, UnavailableError):
+            return False
+
+    try:
+        assert (await opened(ONE), await opened(OTHER)) == (True, False)
+        published(keys, OTHER)
+        assert (await opened(OTHER), await opened(ONE)) == (True, False)
+        await asyncio.to_thread(keys.write_text, " " * (tokens.MOST_BYTES + 1))  # no keys: the last ones hold
+        assert (await opened(ONE), await opened(OTHER)) == (False, True)
+        await asyncio.to_thread(keys.unlink)
+        assert (await opened(ONE), await opened(OTHER)) == (False, True)
+    finally:
+        pages.shutdown()
+        await serving
+        pages.server_close()
 
 
 async def test_a_call_ends_with_its_token(provider: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
