@@ -10,9 +10,10 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from statistics import median
 from typing import Any
 
-from bench.probing.arena import Arena, Case, in_flight
+from bench.probing.arena import STEPS, Arena, Case, in_flight
 from bench.probing.guessing import Features, Rate, Trial, calibration, guessed, nearest_of_others, observed
 from shared.domain.types import PlanSource
 from shared.models.scenes import ATTRIBUTES, VALUES, Scene, caption, known_words, random_scene
@@ -36,6 +37,8 @@ WARM = 30
 twenty."""
 STAGES = ("embed_s", "predict_s", "plan_s", "accept_s", "queue_s", "fetch_s", "encode_s", "denoise_s", "total_s")
 """Seconds of an answer that the attacker reads."""
+SEED, PLANS = 7, 9
+"""The seed that a victim and the attacker name, and plans of each prompt, of which the attacker takes the fastest."""
 PATIENT_AT_ONCE = 2
 """Requests in flight while times are measured."""
 
@@ -96,6 +99,29 @@ async def timing(arena: Arena, case: Case, count: int, draw: random.Random) -> R
     while len(trials) < count + calibration(count):
         prompts, bits = [caption(random_scene(draw)) for _ in range(ROUND)], _bits(draw)
         await _victims(arena, case, prompts, bits, variation="same", steps=20)
+        seen = await in_flight(timed, prompts, PATIENT_AT_ONCE)
+        trials += [Trial(one, bit) for one, bit in zip(seen, bits, strict=True)]
+        await arena.purge()
+    return guessed(trials[: count + calibration(count)], count)
+
+
+async def repeats(arena: Arena, case: Case, count: int, draw: random.Random) -> Rate:
+    """The attacker knows a prompt and a seed, and plans them again and again, which is free and leaves nothing: does
+    the answer take longer where somebody generated exactly that? Chance: 50 %."""
+    trials, client = list[Trial](), arena.clients[case.attacker]
+    asked: dict[str, Any] = {"seed": SEED, "steps": STEPS, "variation": "same"}
+
+    async def timed(prompt: str) -> Features:
+        took_s = list[float]()
+        for _ in range(PLANS):
+            begun = time.perf_counter()
+            await client.plan(prompt, **asked)
+            took_s.append(time.perf_counter() - begun)
+        return {"least": min(took_s), "median": median(took_s)}
+
+    while len(trials) < count + calibration(count):
+        prompts, bits = [caption(random_scene(draw)) for _ in range(ROUND)], _bits(draw)
+        await _victims(arena, case, prompts, bits, **asked)
         seen = await in_flight(timed, prompts, PATIENT_AT_ONCE)
         trials += [Trial(one, bit) for one, bit in zip(seen, bits, strict=True)]
         await arena.purge()
@@ -204,6 +230,7 @@ ATTACKS = {
     "covert channel": covert_channel,
     "membership": membership,
     "timing": timing,
+    "repeats": repeats,
     "prompt stealing": prompt_stealing,
     "planted content": planted_content,
 }

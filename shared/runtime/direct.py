@@ -103,7 +103,7 @@ async def _answer(handler: Any, message: bytes, call: CallContext) -> bytes:
 
 
 class CallContext:
-    """What a handler of a unary call may ask of its call, and set."""
+    """The side of a call that its handler sees, as grpc.aio's ServicerContext."""
 
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata

@@ -205,7 +205,7 @@ class Tasks:
                     with contextlib.closing(ReadAhead(self._blobs, plan.state_key, plan.state_sha256)) as ahead:
                         await self._attempt(job, delivery, ahead, previews=own and task.previews, exchanged=not own)
                     return True
-            # a list with room for all of these, and with no others, hides no job
+            # the list has room for all of these and one more: if it names these alone, no other job waits
             before = self.claims.held
             waiting = await self._next_jobs(delivery.lane, beyond=len(before))
         return False

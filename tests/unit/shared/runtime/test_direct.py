@@ -92,7 +92,7 @@ async def test_a_call_ends_at_its_time_though_the_handler_does_not(direct: tuple
         await servicer.cancelled.wait()
 
 
-async def test_a_caller_that_leaves_takes_the_handler_along(direct: tuple[Any, Retriever]) -> None:
+async def test_a_caller_that_leaves_ends_the_handler(direct: tuple[Any, Retriever]) -> None:
     stub, servicer = direct
     servicer.wait.clear()
     call = asyncio.create_task(rpc.call(stub.Plan, asking("a fox"), timeout_s=60))
@@ -165,7 +165,7 @@ async def test_a_reply_that_is_no_message_of_the_method_says_so(
         await rpc.call(call, asking("a fox"), timeout_s=5)
 
 
-async def test_before_the_start_and_after_the_stop_the_service_is_away(
+async def test_before_the_start_and_after_the_stop_the_service_does_not_answer(
     socket_channel: tuple[Any, Any, Retriever],
 ) -> None:
     server, channel, servicer = socket_channel
