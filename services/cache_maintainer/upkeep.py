@@ -11,7 +11,6 @@ from services.cache_maintainer.orphan_collector import Collector
 from services.cache_maintainer.pictures import Pictures
 from services.cache_maintainer.recent_entries import NEWEST
 from services.cache_maintainer.retry_schedule import RetrySchedule
-from shared.domain.ids import new_id
 from shared.domain.masks import Mask
 from shared.index.rebuild import repair_index
 from shared.runtime.settings import Settings
@@ -56,22 +55,18 @@ class Upkeep:
     async def catch_up(self) -> None:
         """Cache, or drop, finished jobs whose events were missed or whose insertion failed.
 
-        On a busy server, further jobs finish during each insertion: a page with room, or with jobs accepted after this
-        began, is the last one. Otherwise this could go on for hours, and nothing would expire meanwhile.
+        Those that finish meanwhile are left to their events: on a busy server this could go on for hours, and nothing
+        would expire.
         """
-        self._behind, seen, after, most = False, set[str](), "", self._settings.cache_batch_max
-        begun = new_id()
+        self._behind, most = False, self._settings.cache_batch_max
         try:
-            while job_ids := await self._backends.catalog.jobs.to_cache(most, after):
-                await self._insert(job_ids)
-                seen.update(job_ids)
-                after = job_ids[-1]
-                if len(job_ids) < most or after > begun:
-                    break
+            waiting = await self._backends.catalog.jobs.to_cache()
+            for at in range(0, len(waiting), most):
+                await self._insert(waiting[at : at + most])
         except BaseException:
             self._behind = True
             raise
-        await self.cache.only_waiting(seen)
+        await self.cache.only_waiting(waiting)
 
     async def collect(self) -> None:
         """Expire results, drop entries of expired jobs that answered only exact repeats, and collect orphan blobs.

@@ -181,10 +181,8 @@ def _confirm(connection: sa.Connection, job_ids: Sequence[str]) -> None:
         connection.execute(_CONFIRM, {"ids": some})
 
 
-def _to_cache(connection: sa.Connection, limit: int, after: str) -> list[str]:
-    query = sa.select(captured.c.job_id).distinct().where(captured.c.job_id > after)
-    query = query.order_by(captured.c.job_id).limit(limit)
-    return list(connection.execute(query).scalars())
+def _to_cache(connection: sa.Connection) -> list[str]:
+    return list(connection.execute(sa.select(captured.c.job_id).distinct().order_by(captured.c.job_id)).scalars())
 
 
 def _drop_captured(connection: sa.Connection, job_ids: Sequence[str]) -> list[str]:
@@ -302,9 +300,9 @@ class Jobs(CheckJobs, Expiry, Groups, Lanes, Segmenting, Sweeping, Urgent):
         """
         return await self._database.write(update_one, _REOPEN, {"job_id": job_id})
 
-    async def to_cache(self, limit: int = 100, after: str = "") -> builtins.list[str]:
-        """Return ids of succeeded jobs that are neither cached nor refused, oldest first, after the id `after`."""
-        return await self._database.read(_to_cache, limit, after)
+    async def to_cache(self) -> builtins.list[str]:
+        """Return ids of all succeeded jobs that are neither cached nor refused, oldest first."""
+        return await self._database.read(_to_cache)
 
     async def drop_captured(self, job_ids: Sequence[str]) -> builtins.list[str]:
         """Give up caching these jobs' latents; return their blob keys for deletion."""

@@ -37,7 +37,7 @@ EXACT = (
     .limit(1)
 )
 VISIBLE = Prepared(EXACT.with_only_columns(entries.c.id))
-"""Whether the caller may see such an entry: nearly always not, and then the slower EXACT_OF is spared.
+"""Finds an entry that the caller may see. Most requests have none, and need no slower EXACT_OF.
 
 It must not find entries of others: the time of the answer would tell of them.
 """

@@ -104,7 +104,6 @@ async def test_expiry_frees_the_key_of_a_job_that_is_gone(catalog: Catalog) -> N
 async def test_captured_latents_wait_to_be_cached_or_dropped(catalog: Catalog) -> None:
     cached, dropped, waiting = sorted([await finished(catalog) for _ in range(3)], key=lambda job: job.id)
     assert await catalog.jobs.to_cache() == [cached.id, dropped.id, waiting.id]
-    assert await catalog.jobs.to_cache(1, cached.id) == [dropped.id]
     await catalog.entries.add(an_entry(job_id=cached.id), {})
     keys = [f"states/{dropped.id}/1/{step}" for step in (5, 10)]
     assert await catalog.entries.referenced(keys) == set(keys)
