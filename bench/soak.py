@@ -6,7 +6,7 @@
 Users send new scenes, edits and repeats of recent ones, cancel jobs, drop their streams, send wrong requests and read
 jobs, all over one connection. The server, with a no-op model, runs in a process of its own. Small caches
 and short retention times are full soon, and turn over many times. Compared are the means of the third quarter of the
-time and of the last one.
+time and of the last one, and the largest value with the mean of the first quarter.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ RECENT = 400
 """Requests that edits and repeats refer to."""
 GROWTH = 0.05
 """Largest growth of a figure that counts as flat, as a share."""
+SWING = 3.0
+"""Largest value of a flat figure, as a multiple of its mean in the first quarter: rows come and go in passes."""
 SLACK = 8.0
 """Growth in the figure's own unit that is always flat: a file, a thread, a row or a MiB more or less is no trend."""
 MOST_SAMPLES = 200
@@ -151,14 +153,15 @@ def sampled(pid: int, folder: Path) -> dict[str, float]:
 
 
 def quarters(samples: Sequence[dict[str, float]]) -> dict[str, dict[str, Any]]:
-    """Return for each figure its largest value, its means over the third and last quarters, and whether it is flat."""
+    """Return for each figure its largest value, its means over three quarters of the time, and whether it is flat."""
     part = len(samples) // 4 or 1
     found = {}
     for name in dict.fromkeys(name for one in samples for name in one if name not in ("at_s", "sent")):
         values = [one.get(name, 0.0) for one in samples]
-        third, last = fmean(values[-2 * part : -part] or values), fmean(values[-part:])
-        flat = last - third <= max(GROWTH * third, SLACK)
-        found[name] = {"most": max(values), "third_quarter": third, "last_quarter": last, "flat": flat}
+        first, third, last = fmean(values[:part]), fmean(values[-2 * part : -part] or values), fmean(values[-part:])
+        flat = last - third <= max(GROWTH * third, SLACK) and max(values) <= SWING * first + SLACK
+        means = {"first_quarter": first, "third_quarter": third, "last_quarter": last}
+        found[name] = {"most": max(values), **means, "flat": flat}
     return found
 
 
@@ -242,7 +245,7 @@ def main(given: Sequence[str] | None = None) -> None:
     on = machine()
     found = run(measure(asked))
     rows = [(name, *(round(value, 1) for value in one.values())) for name, one in found["figures"].items()]
-    print(table(("figure", "most", "third quarter", "last quarter", "flat"), rows))
+    print(table(("figure", "most", "first quarter", "third quarter", "last quarter", "flat"), rows))
     print(f"\n{found['sent']} requests, {found['sent'] / found['seconds']:.0f}/s: {found['ended']}")
     print(f"server alive: {found['alive']}, ended with {found['exit_code']}")
     for what, example in found["wrong"].items():

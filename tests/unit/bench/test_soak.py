@@ -11,13 +11,12 @@ from shared.runtime.settings import Settings
 from tests.flows.house import house
 
 
-def test_growth_from_the_third_quarter_to_the_last_is_no_flat_figure() -> None:
-    samples = [
-        {"at_s": 5.0 * n, "sent": n, "open files": 30.0 + n % 3, "rows": 100.0 * n, "filled": min(100.0 * n, 800.0)}
-        for n in range(40)
-    ]
-    found = soak.quarters(samples)
-    assert {name: one["flat"] for name, one in found.items()} == {"open files": True, "rows": False, "filled": True}
+def test_a_figure_that_grows_or_once_was_far_larger_is_not_flat() -> None:
+    filled = [{"open files": 30.0 + n % 3, "filled": min(100.0 * n, 800.0)} for n in range(40)]
+    rows = [{"rows": 100.0 * n, "rose and fell": 100.0 * min(n, 39 - n)} for n in range(40)]
+    found = soak.quarters([{"at_s": 5.0 * n, "sent": n, **filled[n], **rows[n]} for n in range(40)])
+    flat = {name: one["flat"] for name, one in found.items()}
+    assert flat == {"open files": True, "filled": True, "rows": False, "rose and fell": False}
     assert (found["rows"]["third_quarter"], found["rows"]["last_quarter"]) == (2450.0, 3450.0)
 
 
