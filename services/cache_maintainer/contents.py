@@ -57,7 +57,7 @@ class CacheContents:
         victims = self.latents.make_room(count, size, room, now)
         if self.pictures is not None:
             coming = last_that_fit([offer.picture_bytes for offer in offers], self.pictures.limits)
-            victims += self.pictures.make_room(len(coming), sum(coming.values()), now)
+            victims += self.pictures.make_room(len(coming), sum(coming.values()))
             kept = [(PICTURE_STEP, *steps) if place in coming else steps for place, steps in enumerate(kept)]
         return Taken(kept, victims)
 
@@ -81,9 +81,9 @@ class CacheContents:
             self.settled(entry_id)
 
     def make_room(self, now: float) -> list[State]:
-        """Evict without inserting, after budgets were lowered or when images became too old."""
+        """Evict without inserting, after budgets were lowered."""
         victims = self.latents.make_room(0, 0, self.room, now)
-        return victims if self.pictures is None else victims + self.pictures.make_room(0, 0, now)
+        return victims if self.pictures is None else victims + self.pictures.make_room(0, 0)
 
     def put(self, state: State) -> None:
         if state.step != PICTURE_STEP:

@@ -131,7 +131,7 @@ class Removals(CacheIndex):
                 await self._take_away(lost)
 
     async def shrink(self) -> None:
-        """Evict until the budgets hold: after a restart with a smaller budget, or for images that became too old."""
+        """Evict until the budgets hold, after a restart with a smaller one."""
         async with self._lock:
             await self._evict(self.held.make_room(self._clock.now()))
 
@@ -207,10 +207,10 @@ class Removals(CacheIndex):
             await self._backends.blobs.delete([state.key for entry in entries for state in entry.latents])
             return await self._backends.catalog.entries.drop_entries(ids)
 
-    async def drop_spent(self) -> None:
-        """Drop entries that only answered exact repeats and whose job expired."""
+    async def drop_spent(self, max_age_s: float) -> None:
+        """Drop entries older than this (0: none), and those that only answered exact repeats of an expired job."""
         entries, dropped = self._backends.catalog.entries, 1
         while dropped:
             async with self._lock:  # released between two pages, for what waits meanwhile
-                found = await entries.by_ids(await entries.spent(SPENT_AT_ONCE))
+                found = await entries.by_ids(await entries.spent(SPENT_AT_ONCE, max_age_s))
                 dropped = (await self._drop(list(found.values()))).entries

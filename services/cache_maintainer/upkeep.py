@@ -69,11 +69,11 @@ class Upkeep:
         await self.cache.only_waiting(waiting)
 
     async def collect(self) -> None:
-        """Expire results, drop entries of expired jobs that answered only exact repeats, and collect orphan blobs.
+        """Expire results, drop entries that are too old or have no more use, and collect orphan blobs.
 
         A step that fails does not stop the other steps.
         """
-        work = (self._expire, self.cache.drop_spent, self.catch_up, self._repair_index, self._collect_orphans)
+        work = (self._expire, self._drop_spent, self.catch_up, self._repair_index, self._collect_orphans)
         for step in (*work, self.cache.measure):
             await self._work.guarded(step)
 
@@ -100,6 +100,9 @@ class Upkeep:
 
     async def _expire(self) -> None:
         self.cache.doomed.add(await self._backends.catalog.jobs.expire(self._settings.results_keep_s))
+
+    async def _drop_spent(self) -> None:
+        await self.cache.drop_spent(self._settings.cache_max_age_s)
 
     async def _repair_index(self) -> None:
         """Make the index agree with the catalog: a kill of maintainer or server between two writes may leave them

@@ -25,6 +25,7 @@ RETIRED = {
     "SVM_NYSTROEM": "0, a linear SVM",
     "REMEMBERED_ENTRIES": "10,000",
     "EMBED_BATCH_MAX": "32",
+    "PICTURE_MAX_AGE_S": "that of cache_max_age_s",
 }
 """Former settings with their values, which are constants now. At its start, a process ignores such a variable and logs
 a line."""

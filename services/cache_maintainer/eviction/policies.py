@@ -55,7 +55,7 @@ def window_of(settings: Settings, states: Sequence[State]) -> Window | None:
     """Return the image window, or None if no image may start another."""
     if settings.image_tier == "off":
         return None
-    limits = Limits(settings.picture_max_count, settings.picture_max_bytes, settings.picture_max_age_s)
+    limits = Limits(settings.picture_max_count, settings.picture_max_bytes)
     return Window(plain(settings.picture_policy, _knobs(settings)), limits, states)
 
 

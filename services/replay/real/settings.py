@@ -110,7 +110,6 @@ def _changes(policy: PolicySettings, room_bytes: int) -> dict[str, Any]:
             "picture_policy": policy.evict,
             "picture_max_bytes": room_bytes,
             "picture_max_count": UNLIMITED_BYTES,
-            "picture_max_age_s": 0.0,
             "cache_max_bytes": 0,
             "capture_steps": (),
         }

@@ -176,11 +176,12 @@ def _page(connection: sa.Connection, limit: int, after: str) -> tuple[list[Entry
             return found, after
 
 
-def _spent(connection: sa.Connection, limit: int) -> list[str]:
+def _spent(connection: sa.Connection, limit: int, max_age_s: float) -> list[str]:
     job = sa.exists().where(jobs.c.id == e.job_id)
-    return list(
-        connection.execute(sa.select(e.id).where(~_ALIVE, ~job, IS_READABLE).order_by(e.id).limit(limit)).scalars()
-    )
+    over = ~_ALIVE & ~job
+    if max_age_s:
+        over |= e.created_at < _NOW - max_age_s
+    return list(connection.execute(sa.select(e.id).where(over, IS_READABLE).order_by(e.id).limit(limit)).scalars())
 
 
 def _totals(connection: sa.Connection) -> Totals:
@@ -252,9 +253,9 @@ class Entries(Indexed, Masks, OfTenants):
         """
         return await self._database.read(_states, bare)
 
-    async def spent(self, limit: int = 1000) -> list[str]:
-        """Return ids of entries without states whose job expired: such entries have no more use."""
-        return await self._database.read(_spent, limit)
+    async def spent(self, limit: int = 1000, max_age_s: float = 0.0) -> list[str]:
+        """Return ids of entries without states whose job expired, and of those older than `max_age_s` (0: none)."""
+        return await self._database.read(_spent, limit, max_age_s)
 
     async def page(self, limit: int, after: str = "") -> tuple[list[Entry], str]:
         """Return a page of entries, newest first, and the token of the next page (empty at the end)."""

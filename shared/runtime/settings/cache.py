@@ -21,6 +21,12 @@ class Cache(Section):
         description="Bytes of cached latents and masks. Above this budget the eviction policy removes latents; a "
         "larger budget keeps more of them to start from.",
     )
+    cache_max_age_s: float = Field(
+        30 * 24 * 3600.0,
+        ge=0,
+        description="Seconds after which an entry leaves the cache with its latents and its image (30 days). Its job "
+        "keeps the image for `results_keep_s`. 0: no limit.",
+    )
     eviction_policy: Literal["lcbfu", "lru", "lfu", "fifo", "lrbu", "afterimage"] = Field(
         "afterimage",
         description="Policy that admits and evicts latents. The default, afterimage, learns how many steps each latent "
@@ -98,9 +104,6 @@ class Cache(Section):
         1 * 2**30,
         ge=0,
         description="Bytes of the finished images to start from, apart from the latents' `cache_max_bytes`.",
-    )
-    picture_max_age_s: float = Field(
-        0.0, ge=0, description="Seconds after which a finished image no longer starts others; 0 sets no limit."
     )
 
     @model_validator(mode="after")

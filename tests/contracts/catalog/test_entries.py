@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -241,6 +242,15 @@ async def test_spent_entries_have_neither_states_nor_a_job(catalog: Catalog) -> 
     await catalog.jobs.expire(-1.0)
     assert set(await catalog.entries.spent()) == {spent.id, with_job.id}
     assert len(await catalog.entries.spent(limit=1)) == 1
+
+
+async def test_entries_of_some_age_are_spent_with_states_and_job(catalog: Catalog) -> None:
+    old, young = (replace(an_entry(), created_at=time.time() - age) for age in (100.0, 20.0))
+    for entry in (old, young):
+        await add(catalog, entry)
+    assert await catalog.entries.spent() == []
+    assert await catalog.entries.spent(max_age_s=60.0) == [old.id]
+    assert await catalog.entries.spent(max_age_s=1.0) == sorted([old.id, young.id])
 
 
 async def test_an_index_is_rebuilt_from_the_catalog(catalog: Catalog) -> None:

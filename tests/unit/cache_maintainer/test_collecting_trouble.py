@@ -103,6 +103,21 @@ async def test_all_spent_entries_go_in_one_pass(small: Settings, monkeypatch: py
         assert (await entries.totals()).entries == 0
 
 
+async def test_an_old_entry_starts_nothing_and_its_job_keeps_the_image(small: Settings) -> None:
+    async with house(small.model_copy(update={"cache_max_age_s": 3600.0})) as home:
+        catalog = home.backends.catalog
+        old, young = [await home.finish(request(f"a fox, {number}"), number) for number in range(2)]
+        aged = sa.update(entries).where(entries.c.id == old).values(created_at=entries.c.created_at - 3601.0)
+        await catalog._database.write(lambda connection: connection.execute(aged).rowcount)
+        await home.service.collect()
+        assert [*await catalog.entries.by_ids([old, young])] == [young]
+        assert (await home.found(0), await home.found(1)) == ([], [young])
+        assert {state.entry_id for state in home.service.cache.shelf} == {young}
+        result = (await catalog.jobs.get(old)).result
+        assert result is not None
+        assert await home.has(result.picture_key)
+
+
 async def test_checkpoints_of_a_job_that_ended_are_collected_and_those_of_one_in_work_stay(settings: Settings) -> None:
     """Its worker was killed, and nobody took the job up again before it was cancelled."""
     brief = settings.model_copy(update={"large": MODEL, "blob_grace_s": 0.05, "quarantine_s": 0.0})
