@@ -100,6 +100,24 @@ OWN_LIMITS = {
 }
 
 
+def test_its_own_images_have_the_projects_version() -> None:
+    """With `latest`, a container that starts anew could run other code than its neighbours."""
+    named = [
+        (path.name, tag)
+        for path in (*(ROOT / "compose").glob("*.yaml"), *(ROOT / "compose/kubernetes").rglob("*.yaml"))
+        for tag in re.findall(r'(?:image|value): "?afterimage(?:-[a-z_]+)?:([^\s"]+)', path.read_text())
+    ]
+    version = PROJECT["version"]
+    allowed = {
+        f"${{IMAGE_TAG:-{version}}}",
+        version,
+        f"${{IMAGE_TAG:-{version}}}-${{TORCH_BACKEND:-cu128}}",
+        f"{version}-cu128",
+    }
+    assert len(named) > 20
+    assert [one for one in named if one[1] not in allowed] == []
+
+
 def test_a_servers_own_limit_is_set_beside_its_containers_and_below_it() -> None:
     text = (ROOT / "compose/backends.yaml").read_text()
     defaults = dict(re.findall(r"\$\{(\w+):-(\w+)\}", text))
