@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import sqlite3
+from collections import deque
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
+import cachetools
 import httpx
 import pytest
 import structlog
@@ -17,7 +22,12 @@ from prometheus_client import generate_latest
 from protos import cache_maintainer_pb2, global_monitor_pb2
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from protos.global_monitor_pb2_grpc import GlobalMonitorServiceStub
-from shared.domain.errors import AfterimageError
+from services.embedder.encoder import Encoder
+from services.gpu_worker.families.noop import NoopFamily
+from services.retriever.service import RetrieverService
+from shared.blobs.filesystem import FilesystemBlobs
+from shared.catalog import Jobs
+from shared.domain.errors import AfterimageError, BlobUnavailableError, UnavailableError
 from tests.attacks.conftest import Guarded
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -37,18 +47,18 @@ async def ask(guarded: Guarded, word: str, options: dict[str, Any]) -> list[str]
     """Generate, repeat, vary, cancel and fail over both interfaces. Return the ids of the jobs."""
     prompt, base = f"a red {word} in the snow", guarded.house.process.http_address
     async with guarded.client("mallory") as client:
-        made = await client.generate(prompt, negative_prompt=word, user=word, steps=10, seed=5, **options)
+        made = await client.generate(prompt, negative_prompt=word, user=word[::-1], steps=10, seed=5, **options)
         await guarded.house.settled(made)
-        repeat = await client.generate(prompt, negative_prompt=word, user=word, steps=10, seed=5, **options)
+        repeat = await client.generate(prompt, negative_prompt=word, user=word[::-1], steps=10, seed=5, **options)
         await client.plan(f"{prompt} at night", steps=10, **options)
         await client.cancel(made.job.id)
         for wrong in WRONG:
             filled = {name: _filled(value, word) for name, value in wrong.items()}
             with pytest.raises(AfterimageError):
-                await client.generate(prompt, user=word, **{**options, **filled})
+                await client.generate(prompt, user=word[::-1], **{**options, **filled})
     headers = {"authorization": f"Bearer {guarded.keys['mallory']}", "user-agent": word, "x-request-id": word}
     async with httpx.AsyncClient(base_url=base, headers=headers, timeout=20.0) as web:
-        body = {"prompt": prompt, "user": word, "num_inference_steps": 10, **options}
+        body = {"prompt": prompt, "user": word[::-1], "num_inference_steps": 10, **options}
         answer = await web.post("/v1/images/generations", json=body)
         assert answer.status_code == 200
         for path, sent in ((f"/v1/images/{word}", body), ("/v1/images/generations", {**body, word: 1})):
@@ -70,6 +80,26 @@ async def said(guarded: Guarded) -> str:
     answer = await anext(aiter(stream))
     stream.cancel()
     return f"{answer}{generate_latest().decode()}"
+
+
+CONTAINERS = (dict, list, tuple, set, frozenset, deque, cachetools.Cache)
+
+
+def remembers(service: Any, word: str) -> bool:
+    """Return whether the word stands in the memory of a service, or of a port: in what its own objects refer to, and
+    not in what it shares with others."""
+    home, seen, left = type(service).__module__.rpartition(".")[0], set[int](), [service]
+    while left:
+        one = left.pop()
+        if id(one) in seen or isinstance(one, type):
+            continue
+        seen.add(id(one))
+        if isinstance(one, str | bytes):
+            if word in str(one):
+                return True
+        elif isinstance(one, CONTAINERS) or type(one).__module__.startswith((home, "shared.domain")):
+            left += gc.get_referents(one)
+    return False
 
 
 def rows_with(word: str, folder: Path) -> set[str]:
@@ -99,9 +129,15 @@ async def test_a_word_stays_with_its_caller(
     with structlog.testing.capture_logs() as logs:
         ids = await ask(guarded, word, options)
         await asyncio.sleep(0.2)  # what is logged after the answers
-    assert word not in repr(logs)
-    assert word not in await said(guarded)
+    for one in (word, word[::-1]):
+        assert one not in repr(logs)
+        assert one not in await said(guarded)
     assert rows_with(word, settings.data_dir) == tables
+    services = {one.name: one for one in guarded.house.process.services}
+    searched: tuple[Any, ...] = (services["match_predictor"], guarded.house.backends.index)
+    for told in (*searched, services["global_monitor"]):
+        assert not remembers(told, word)
+        assert remembers(told, ids[0]) == (told in searched and "entries" in tables)
     maintainer: Any = CacheMaintainerServiceStub(guarded.house.process.context.channel("cache_maintainer"))
     page = await maintainer.Inspect(cache_maintainer_pb2.InspectRequest(page_size=1000), timeout=10.0)
     inspected = {entry.id for entry in page.entries}
@@ -112,3 +148,40 @@ async def test_a_word_stays_with_its_caller(
             assert not set(ids) & {one.entry_id for one in plan.candidates}
             assert plan.start_step == 0
             assert word not in repr(await client.list_jobs())
+
+
+@pytest.mark.parametrize(("word", "options"), [("takahe", {"cache": "off"}), ("kakapo", {"scope": "private"})])
+@pytest.mark.parametrize(
+    ("failing", "method", "error"),
+    [
+        (Encoder, "texts", MemoryError("no room")),
+        (RetrieverService, "_start", UnavailableError("the index is away")),
+        (Jobs, "accept", ZeroDivisionError("a bug")),
+        (NoopFamily, "step", RuntimeError("the device failed")),
+        (FilesystemBlobs, "put", BlobUnavailableError("the store is away", retry_after_s=0.1)),
+        (Jobs, "finish", UnavailableError("the catalog is away")),
+    ],
+)
+async def test_no_failure_tells_the_word(
+    guarded: Guarded,
+    monkeypatch: pytest.MonkeyPatch,
+    word: str,
+    options: dict[str, Any],
+    failing: type[Any],
+    method: str,
+    error: Exception,
+) -> None:
+    """Each call of one part fails, until the client has its answer or gives up."""
+    broken = AsyncMock(side_effect=error) if iscoroutinefunction(getattr(failing, method)) else Mock(side_effect=error)
+    with structlog.testing.capture_logs() as logs, monkeypatch.context() as patch:
+        patch.setattr(failing, method, broken)
+        async with guarded.client("mallory") as client:
+            with contextlib.suppress(AfterimageError, TimeoutError):
+                async with asyncio.timeout(1.5):
+                    await client.generate(
+                        f"a red {word} by {method}", negative_prompt=word, user=word[::-1], steps=4, **options
+                    )
+        assert broken.called
+    assert logs
+    assert word not in repr(logs)
+    assert word[::-1] not in repr(logs)
