@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 
 from scripts.stack.servers import free_port
 from shared.client import AsyncClient
-from shared.domain.errors import UnauthenticatedError
+from shared.domain.errors import UnauthenticatedError, UnavailableError
 from tests.attacks.conftest import Guarded, made_certificate
 from tests.contracts.servers import REQUIRED
 
@@ -41,10 +42,22 @@ class Door:
         trusted = ssl.create_default_context(cafile=str(self.certificate))
         return await asyncio.open_connection("127.0.0.1", self.port, local_addr=(source, 0), ssl=trusted)
 
+    async def statuses(self, source: str, count: int) -> Counter[bytes]:
+        """Ask for the health that often on one connection, and return how often each status came."""
+        reader, writer = await self.opened(source)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * count)
+        found = Counter[bytes]()
+        async with asyncio.timeout(20.0):
+            while found.total() < count and (line := await reader.readline()):
+                if status := line.partition(b"HTTP/1.1 ")[2]:  # a body ends without a line break
+                    found[status.split()[0]] += 1
+        writer.transport.abort()
+        return found
+
 
 @contextlib.asynccontextmanager
 async def door(guarded: Guarded, folder: Path) -> AsyncIterator[Door]:
-    """HAProxy before the server, with a second of patience for headers."""
+    """HAProxy before the server, with a second of patience for headers, and 50 requests of an address in ten."""
     program = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
         (pytest.fail if "haproxy" in REQUIRED else pytest.skip)("no haproxy: apt-get install haproxy")
@@ -53,8 +66,10 @@ async def door(guarded: Guarded, folder: Path) -> AsyncIterator[Door]:
     pem, key = made_certificate(folder, "door")
     (folder / "both.pem").write_text(pem.read_text() + key.read_text())
     config = CONFIG.read_text()
-    assert "http-request 5s" in config
-    (folder / "haproxy.cfg").write_text(config.replace("http-request 5s", "http-request 1s"))
+    for shipped, here in (("http-request 5s", "http-request 1s"), ("http_req_rate gt 1000", "http_req_rate gt 50")):
+        assert shipped in config
+        config = config.replace(shipped, here)
+    (folder / "haproxy.cfg").write_text(config)
     port = free_port()
     given = {"DOOR": f"127.0.0.1:{port}", "TLS_PEM": str(folder / "both.pem"), "GATEWAY_GRPC": guarded.address}
     given["GATEWAY_HTTP"] = str(guarded.house.process.http_address).removeprefix("http://")
@@ -104,6 +119,30 @@ async def test_one_greedy_address_is_refused_and_others_are_served(guarded: Guar
             await client.list_jobs()
         for _, writer in held:
             writer.close()
+
+
+async def test_one_address_that_asks_too_often_is_refused_and_others_are_served(
+    guarded: Guarded, tmp_path: Path
+) -> None:
+    async with door(guarded, tmp_path) as one:
+        assert (await one.statuses(GREEDY, 60)) == Counter({b"200": 50, b"429": 10})
+        ca, served = str(one.certificate), 0
+        async with AsyncClient(one.address, api_key=guarded.keys["alice"], tls_ca=ca, retry_s=0.0) as client:
+            with contextlib.suppress(UnavailableError):
+                while served < 60:
+                    await client.list_jobs()
+                    served += 1
+        assert served == 50
+
+
+async def test_one_address_that_connects_too_often_is_refused(guarded: Guarded, tmp_path: Path) -> None:
+    async with door(guarded, tmp_path) as one:
+        for _ in range(100):
+            _, writer = await one.opened(GREEDY)
+            writer.transport.abort()
+        with pytest.raises((ConnectionError, ssl.SSLError)):
+            await one.opened(GREEDY)
+        assert (await one.statuses("127.0.0.1", 1)) == Counter({b"200": 1})
 
 
 async def test_headers_that_never_end_lose_their_connection(guarded: Guarded, tmp_path: Path) -> None:
