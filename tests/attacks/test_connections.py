@@ -102,6 +102,15 @@ async def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) ->
         writer.close()
 
 
+async def test_a_connection_without_calls_is_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc, "IDLE_S", 1.0)
+    async with small(monkeypatch) as address:
+        reader, writer = await opened(address)
+        writer.write(PREFACE)
+        assert await closes(reader, 10.0)
+        writer.close()
+
+
 async def test_connections_above_the_limit_are_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async with small(monkeypatch) as address:
         held = [await opened(address) for _ in range(12)]
