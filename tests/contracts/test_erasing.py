@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
+import sqlite3
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 import sqlalchemy as sa
 
@@ -23,6 +28,7 @@ from shared.domain.types import Candidate, IndexFilter, Job, JobState, Plan, Pla
 from shared.index import Index
 from shared.runtime.clock import SystemClock
 from shared.service.backends import Backends
+from tests.conftest import ROOT
 from tests.unit.cached import finished_job, request, unit
 
 pytestmark = pytest.mark.parametrize(
@@ -236,3 +242,44 @@ async def _write_plan(cache: Cache, job_id: str, plan: Plan) -> None:
     """Write the plan as a worker does at the end of its run."""
     query = sa.update(tables.jobs).where(tables.jobs.c.id == job_id).values(plan=to_json(plan).decode())
     await cache._backends.catalog._database.write(lambda connection: connection.execute(query).rowcount)
+
+
+async def on_disk(catalog_url: str, *commands: str) -> Path:
+    """Run commands on the catalog's database, and return the folder of its files."""
+    url = sa.make_url(catalog_url)
+    if url.get_backend_name() == "sqlite":
+        with contextlib.closing(sqlite3.connect(str(url.database), timeout=20.0)) as file:
+            for command in commands:
+                file.execute(command)
+        return Path(str(url.database)).parent
+    connection = await asyncpg.connect(url.set(drivername="postgresql").render_as_string(False))
+    try:
+        for command in commands:
+            await connection.execute(command)
+        data = await connection.fetchval("SELECT setting FROM pg_settings WHERE name = 'data_directory'")
+        place = await connection.fetchval("SELECT oid FROM pg_database WHERE datname = current_database()")
+    finally:
+        await connection.close()
+    if data is None or not os.access(folder := Path(data) / "base" / str(place), os.X_OK):
+        pytest.skip("the files of this PostgreSQL are not readable from here")
+    return folder
+
+
+def having_the_word(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_file() and WORD.encode() in path.read_bytes()]
+
+
+async def test_after_the_stated_vacuum_no_file_of_the_catalog_has_the_word(cache: Cache, catalog_url: str) -> None:
+    stated = (ROOT / "docs/how-to/erase.md").read_text()
+    if catalog_url.startswith("sqlite"):
+        (command,) = re.findall(r"`sqlite3 catalog.sqlite3 '(.+)'`", stated)
+        vacuum, written = command.split("; "), "PRAGMA wal_checkpoint"
+    else:
+        vacuum, written = [*re.findall(r"`(VACUUM FULL .+?)`", stated), "CHECKPOINT"], "CHECKPOINT"
+    first = await cached(cache, GONE)
+    await cached(cache, request("a fox", tenant="acme"), grown(first), seed=2)
+    files = await on_disk(catalog_url, written)
+    assert having_the_word(files)
+    await cache.erase([first.id])
+    await on_disk(catalog_url, *vacuum)
+    assert not having_the_word(files)
