@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from bench.probing.arena import STEPS, Arena, Case, in_flight
@@ -107,23 +107,30 @@ async def timing(arena: Arena, case: Case, count: int, draw: random.Random) -> R
 
 async def repeats(arena: Arena, case: Case, count: int, draw: random.Random) -> Rate:
     """The attacker knows a prompt and a seed, and plans them again and again, which is free and leaves nothing: does
-    the answer take longer where somebody generated exactly that? Chance: 50 %."""
+    the answer take longer where somebody generated exactly that? In turn it plans a prompt that nobody sent, which
+    takes the same share of the machine's drift. Chance: 50 %."""
     trials, client = list[Trial](), arena.clients[case.attacker]
     asked: dict[str, Any] = {"seed": SEED, "steps": STEPS, "variation": "same"}
 
     async def timed(prompt: str) -> Features:
-        took_s = list[float]()
+        other, took_s = caption(random_scene(draw)), dict[str, list[float]]()
         for _ in range(PLANS):
-            begun = time.perf_counter()
-            await client.plan(prompt, **asked)
-            took_s.append(time.perf_counter() - begun)
-        return {"least": min(took_s), "median": median(took_s)}
+            for one in (prompt, other):
+                begun = time.perf_counter()
+                await client.plan(one, **asked)
+                took_s.setdefault(one, []).append(time.perf_counter() - begun)
+        mine, others = took_s[prompt], took_s[other]
+        return {
+            "least": min(mine),
+            "least more": min(mine) - min(others),
+            "median more": median(mine) - median(others),
+            "mostly longer": fmean(one > two for one, two in zip(mine, others, strict=True)),
+        }
 
     while len(trials) < count + calibration(count):
         prompts, bits = [caption(random_scene(draw)) for _ in range(ROUND)], _bits(draw)
         await _victims(arena, case, prompts, bits, **asked)
-        seen = await in_flight(timed, prompts, PATIENT_AT_ONCE)
-        trials += [Trial(one, bit) for one, bit in zip(seen, bits, strict=True)]
+        trials += [Trial(await timed(prompt), bit) for prompt, bit in zip(prompts, bits, strict=True)]
         await arena.purge()
     return guessed(trials[: count + calibration(count)], count)
 
