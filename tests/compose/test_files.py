@@ -156,7 +156,7 @@ def test_every_container_has_bounds(file: str) -> None:
         assert one["logging"]["options"].keys() == {"max-size", "max-file"}, name
 
 
-def test_the_gateway_is_the_one_door_and_no_server_is_in_its_network() -> None:
+def test_the_gateway_is_the_one_door_and_each_server_is_with_its_users_alone() -> None:
     servers, services = _file("backends.yaml"), _file("services.yaml")
     everything = servers["services"] | services["services"]
     assert [name for name, one in everything.items() if "ports" in one] == ["gateway"]
@@ -164,9 +164,23 @@ def test_the_gateway_is_the_one_door_and_no_server_is_in_its_network() -> None:
     assert {name for name, one in everything.items() if "hub" in one["networks"]} == {
         name for name, one in services["services"].items() if one.get("volumes") == ["models:/models"]
     }
-    for read in (servers, services):
-        assert read["networks"]["inside"] == {"internal": True}
-    assert all("inside" in one["networks"] for one in everything.values())
+    assert servers["networks"] == {name: {"internal": True} for name in servers["services"]}
+    assert services["networks"]["inside"] == {"internal": True}
+    urls = {"CATALOG": "postgres", "BUS": "rabbitmq", "BLOBS": "minio", "INDEX": "weaviate"}
+    for name, one in services["services"].items():
+        used = {server for url, server in urls.items() if f"AFTERIMAGE_{url}_URL" in one["environment"]}
+        assert set(one["networks"]) - {"door", "hub"} == {"inside", *used}, name
+    assert all(one["networks"] == [name] for name, one in servers["services"].items())
+
+
+def test_a_page_reaches_what_it_shows() -> None:
+    watch = _file("observability.yaml")
+    scraped = yaml.safe_load((ROOT / "compose/observability/prometheus.yaml").read_text())["scrape_configs"][0]
+    for name in set(scraped["dns_sd_configs"][0]["names"]) & set(_served()):
+        assert set(_served()[name]["networks"]) & set(watch["services"]["prometheus"]["networks"]), name
+    assert watch["networks"]["inside"] == {"internal": True}  # as in services.yaml; embedded.yaml does not have it
+    for name, one in _file("pages.yaml")["services"].items():
+        assert one["networks"] == [name, "pages"]
 
 
 def test_settings_decide_who_may_call_and_the_default_is_the_try_out_stack() -> None:
