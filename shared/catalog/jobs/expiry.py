@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -43,22 +43,33 @@ Place = tuple[float, str]
 """(updated_at, id) of the last job that the expiry examined."""
 
 
-def _expire(connection: sa.Connection, older_than_s: float, after: Place = (0.0, "")) -> tuple[list[str], Place | None]:
-    """Delete the next ended jobs that are readable; return keys of images and masks, and the place to
-    continue from, or None."""
+class _Due(NamedTuple):
+    """Ended jobs that are old enough, and readable: other rows belong to another version."""
+
+    ids: list[str]
+    before: float
+    now: float
+    after: Place | None
+    """Where to continue; None: these are the last."""
+
+
+def _due(connection: sa.Connection, older_than_s: float, after: Place) -> _Due:
     # a value, not an expression: PostgreSQL uses no index for a comparison with a running clock
     now = connection.execute(sa.select(_NOW)).scalar_one()
-    forgotten = forget_expired(connection, now, EXPIRED_AT_ONCE)
     before = now - older_than_s
     rows = connection.execute(_EXPIRABLE, {"before": before, "after_at": after[0], "after_id": after[1]}).all()
-    ids = [job.id for job in jobs_of(rows)]  # other rows belong to another version
-    expired = connection.execute(_EXPIRE, {"ids": ids, "before": before}).all()
+    more = len(rows) == EXPIRED_AT_ONCE
+    return _Due([job.id for job in jobs_of(rows)], before, now, (rows[-1].updated_at, rows[-1].id) if more else None)
+
+
+def _expire(connection: sa.Connection, due: _Due) -> tuple[list[str], bool]:
+    """Delete these jobs and expired keys; return keys of images and masks, and whether more keys may have expired."""
+    forgotten = forget_expired(connection, due.now, EXPIRED_AT_ONCE)
+    expired = connection.execute(_EXPIRE, {"ids": due.ids, "before": due.before}).all()
     keys = {row.picture_key for row in expired if row.picture_key}
     masks = {row.mask_key for row in expired if row.mask_key}  # of jobs that became no entry
     unnamed = masks | keys - among(connection, c.picture_key, keys) - among(connection, entries.c.picture_key, keys)
-    more = EXPIRED_AT_ONCE in (forgotten, len(rows))
-    last = (rows[-1].updated_at, rows[-1].id) if rows else after
-    return sorted(unnamed), last if more else None
+    return sorted(unnamed), forgotten == EXPIRED_AT_ONCE
 
 
 class Expiry:
@@ -73,8 +84,12 @@ class Expiry:
         blobs of an interrupted expiry.
         """
         found: list[str] = []
-        after: Place | None = (0.0, "")
-        while after is not None:
-            keys, after = await self._database.write(_expire, older_than_s, after)
+        after, more = (0.0, ""), True
+        while more:
+            # read apart: parsing these rows takes longer than deleting them, and other writers would wait
+            due = await self._database.read(_due, older_than_s, after)
+            keys, more = await self._database.write(_expire, due)
             found += keys
+            if due.after is not None:
+                after, more = due.after, True
         return found

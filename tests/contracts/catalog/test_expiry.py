@@ -7,14 +7,16 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 
 from shared.catalog import Catalog
 from shared.catalog.engines.around import DatabaseAround
 from shared.catalog.engines.database import R, Ts
-from shared.catalog.jobs.expiry import EXPIRED_AT_ONCE, _expire
+from shared.catalog.jobs.expiry import EXPIRED_AT_ONCE, _due, _expire
 from shared.catalog.jobs.job_rows import row_of
 from shared.catalog.tables import idempotency_keys, jobs
+from shared.domain.errors import NotFoundError
 from shared.domain.ids import new_id
 from shared.domain.types import JobState
 from tests.contracts.nouns import a_job, accepted
@@ -67,6 +69,22 @@ async def test_many_jobs_expire_in_several_transactions_between_which_others_wri
     assert len((await catalog.jobs.list(limit=100))[0]) == 3
 
 
+async def test_a_job_that_was_reopened_after_the_expiry_read_it_stays(catalog: Catalog) -> None:
+    await catalog._database.write(_ended, 2, OLD)
+    (reopened, gone), _ = await catalog.jobs.list(state=JobState.CANCELLED)
+
+    def reopen(connection: sa.Connection) -> None:
+        connection.execute(sa.update(jobs).where(jobs.c.id == reopened.id).values(state=JobState.QUEUED.value))
+
+    async def between() -> None:
+        await catalog._database.write(reopen)
+
+    await Catalog(Counting(catalog._database, between)).jobs.expire(DAY_S)
+    assert (await catalog.jobs.get(reopened.id)).state is JobState.QUEUED
+    with pytest.raises(NotFoundError):
+        await catalog.jobs.get(gone.id)
+
+
 async def test_an_expiry_goes_on_past_jobs_that_only_another_version_can_read(catalog: Catalog) -> None:
     def spoil(connection: sa.Connection) -> None:
         _ended(connection, EXPIRED_AT_ONCE + 1, OLD)
@@ -87,7 +105,9 @@ async def test_many_keys_expire_in_several_transactions(catalog: Catalog) -> Non
 
     await catalog._database.write(lambda connection: _ended(connection, EXPIRED_AT_ONCE + 1, OLD, keys=True))
     jobs_kept = 1e12  # seconds: no job is as old
-    assert await catalog._database.write(_expire, jobs_kept) == ([], (0.0, ""))  # there is more to do
+    due = await catalog._database.read(_due, jobs_kept, (0.0, ""))
+    assert (due.ids, due.after) == ([], None)
+    assert await catalog._database.write(_expire, due) == ([], True)  # there is more to do
     assert await catalog._database.read(keys_left) == 1
     assert await catalog.jobs.expire(jobs_kept) == []
     assert await catalog._database.read(keys_left) == 0
@@ -106,7 +126,7 @@ async def test_expiry_finds_old_jobs_and_keys_by_an_index(catalog: Catalog) -> N
             ran.append((statement, parameters))
 
         sa.event.listen(connection, "before_cursor_execute", note)
-        _expire(connection, DAY_S)
+        _expire(connection, _due(connection, DAY_S, (0.0, "")))
         explain = "EXPLAIN " if connection.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN "
         searches = [one for one in ran if "updated_at" in one[0] or "expires_at" in one[0]]
         assert len([statement for statement, _ in searches if statement.startswith("DELETE")]) == 2
