@@ -18,6 +18,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bench.measuring.quiet import quiet
@@ -29,6 +30,7 @@ from bench.serving.processes import issue_key, one_process, scratch
 from services.cli.embedded import found_running
 from shared.client.credentials import channel
 from shared.runtime.loop import run
+from shared.runtime.progress import Remaining
 from shared.service.door import EVERY_S
 
 Done = Callable[[str, dict[str, Any]], None]
@@ -46,7 +48,9 @@ async def measure(address: str, internal: str, keys: dict[str, str], asked: argp
 
 async def _tried(place: Arena, name: str, case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     begun, count = time.monotonic(), asked.shared_count if case.shared else asked.count
-    rate = await ATTACKS[name](place, case, count, random.Random(f"{asked.seed}/{name}/{case.name}"))
+    attempts = Remaining(f"{name}, {case.name}, % of the attempts", 100)
+    watched = replace(place, told=lambda share: attempts.reached(100 * share))
+    rate = await ATTACKS[name](watched, case, count, random.Random(f"{asked.seed}/{name}/{case.name}"))
     figures = rate.as_figures() | {"seconds": round(time.monotonic() - begun, 1)}
     print(f"{name}, {case.name}: {shown(figures)}", flush=True)
     await place.purge()

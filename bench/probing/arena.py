@@ -67,6 +67,8 @@ class Arena:
 
     clients: Mapping[str, AsyncClient]
     channel: grpc.aio.Channel
+    told: Callable[[float], None] = lambda share: None
+    """Takes the share of an attack's attempts that are made, after each round."""
 
     async def generate(self, who: str, prompts: Iterable[str], **fields: Any) -> list[Picture]:
         client = self.clients[who]
@@ -89,11 +91,12 @@ class Arena:
                 await asyncio.sleep(0.1)
                 seen.append(await self._held())
 
-    async def purge(self) -> None:
-        """Remove every entry from the cache."""
+    async def purge(self, share: float = 1.0) -> None:
+        """Remove every entry from the cache, and tell the share of the attempts that are made."""
         stub: Any = CacheMaintainerServiceStub(self.channel)
         await stub.Purge(cache_maintainer_pb2.PurgeRequest(everything=True), timeout=60.0)
         await self.settled()
+        self.told(share)
 
     async def _held(self) -> tuple[int, int]:
         maintainer: Any = CacheMaintainerServiceStub(self.channel)

@@ -54,7 +54,7 @@ async def covert_channel(arena: Arena, case: Case, count: int, draw: random.Rand
         await _victims(arena, case, prompts, bits, variation="same")
         plans = await arena.plan(case.attacker, prompts, variation="same")
         trials += [Trial(observed(view), bit) for view, bit in zip(plans, bits, strict=True)]
-        await arena.purge()
+        await arena.purge(len(trials) / (count + calibration(count)))
     return guessed(trials[: count + calibration(count)], count)
 
 
@@ -81,7 +81,7 @@ async def membership(arena: Arena, case: Case, count: int, draw: random.Random) 
             )
         ]
         trials += [Trial({**one, **two}, bit) for one, two, bit in zip(*seen, bits, strict=True)]
-        await arena.purge()
+        await arena.purge(len(trials) / (count + calibration(count)))
     return guessed(trials[: count + calibration(count)], count)
 
 
@@ -101,7 +101,7 @@ async def timing(arena: Arena, case: Case, count: int, draw: random.Random) -> R
         await _victims(arena, case, prompts, bits, variation="same", steps=20)
         seen = await in_flight(timed, prompts, PATIENT_AT_ONCE)
         trials += [Trial(one, bit) for one, bit in zip(seen, bits, strict=True)]
-        await arena.purge()
+        await arena.purge(len(trials) / (count + calibration(count)))
     return guessed(trials[: count + calibration(count)], count)
 
 
@@ -131,7 +131,7 @@ async def repeats(arena: Arena, case: Case, count: int, draw: random.Random) -> 
         prompts, bits = [caption(random_scene(draw)) for _ in range(ROUND)], _bits(draw)
         await _victims(arena, case, prompts, bits, **asked)
         trials += [Trial(await timed(prompt), bit) for prompt, bit in zip(prompts, bits, strict=True)]
-        await arena.purge()
+        await arena.purge(len(trials) / (count + calibration(count)))
     return guessed(trials[: count + calibration(count)], count)
 
 
@@ -150,7 +150,7 @@ async def prompt_stealing(arena: Arena, case: Case, count: int, draw: random.Ran
             getattr(one, name) == getattr(two, name) for one, two in zip(scenes, guess, strict=True) for name in STOLEN
         ]
         right, guesses = right + sum(hits), guesses + len(hits)
-        await arena.purge()
+        await arena.purge(guesses / count)
     chance = sum(1 / len(VALUES[name]) for name in STOLEN) / len(STOLEN)
     return Rate(right, guesses, chance)
 
@@ -170,7 +170,7 @@ async def planted_content(arena: Arena, case: Case, count: int, draw: random.Ran
         plans = await arena.plan("victim", wordings)
         right += sum(view.job.plan.source is not PlanSource.NOISE for view in plans)
         guesses += len(plans)
-        await arena.purge()
+        await arena.purge(guesses / count)
     return Rate(right, guesses, 0.0)
 
 
