@@ -49,7 +49,7 @@ async def measure(address: str, internal: str, keys: dict[str, str], asked: argp
 async def _tried(place: Arena, name: str, case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     begun, count = time.monotonic(), asked.shared_count if case.shared else asked.count
     attempts = Remaining(f"{name}, {case.name}, % of the attempts", 100)
-    watched = replace(place, told=lambda share: attempts.reached(100 * share))
+    watched = replace(place, progress=lambda share: attempts.reached(100 * share))
     rate = await ATTACKS[name](watched, case, count, random.Random(f"{asked.seed}/{name}/{case.name}"))
     figures = rate.as_figures() | {"seconds": round(time.monotonic() - begun, 1)}
     print(f"{name}, {case.name}: {shown(figures)}", flush=True)

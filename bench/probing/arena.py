@@ -67,7 +67,7 @@ class Arena:
 
     clients: Mapping[str, AsyncClient]
     channel: grpc.aio.Channel
-    told: Callable[[float], None] = lambda share: None
+    progress: Callable[[float], None] = lambda share: None
     """Takes the share of an attack's attempts that are made, after each round."""
 
     async def generate(self, who: str, prompts: Iterable[str], **fields: Any) -> list[Picture]:
@@ -92,11 +92,11 @@ class Arena:
                 seen.append(await self._held())
 
     async def purge(self, share: float = 1.0) -> None:
-        """Remove every entry from the cache, and tell the share of the attempts that are made."""
+        """Remove every entry from the cache, and report the share of the attempts that are made."""
         stub: Any = CacheMaintainerServiceStub(self.channel)
         await stub.Purge(cache_maintainer_pb2.PurgeRequest(everything=True), timeout=60.0)
         await self.settled()
-        self.told(share)
+        self.progress(share)
 
     async def _held(self) -> tuple[int, int]:
         maintainer: Any = CacheMaintainerServiceStub(self.channel)

@@ -40,7 +40,8 @@ def page() -> str:
         parts.append(f"## {name}\n\n{prose(about[:1].upper() + about[1:])}\n\n{table(HEADER, _rows(kind))}")
     retired = "\n".join(f"| `{PREFIX}{name}` | {value} |" for name, value in RETIRED.items())
     parts.append(
-        "## Former settings\n\nA start ignores these variables and warns of them. Their values are constants now.\n\n"
+        "## Former settings\n\nA start ignores these variables and warns of them. "
+        "Their values are constants, or those of another setting.\n\n"
         f"| variable | value |\n|---|---|\n{retired}\n"
     )
     return "\n".join(parts)

@@ -27,8 +27,8 @@ RETIRED = {
     "EMBED_BATCH_MAX": "32",
     "PICTURE_MAX_AGE_S": "that of cache_max_age_s",
 }
-"""Former settings with their values, which are constants now. At its start, a process ignores such a variable and logs
-a line."""
+"""Former settings with their values: constants, or those of another setting. At its start, a process ignores such a
+variable and logs a line."""
 LONGEST = 200
 """Characters of a value that a message shows."""
 

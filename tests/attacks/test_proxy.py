@@ -56,8 +56,9 @@ class Door:
 
 
 @contextlib.asynccontextmanager
-async def door(guarded: Guarded, folder: Path) -> AsyncIterator[Door]:
-    """HAProxy before the server, with a second of patience for headers, and 50 requests of an address in ten."""
+async def door(guarded: Guarded, folder: Path, *changes: tuple[str, str]) -> AsyncIterator[Door]:
+    """HAProxy before the server, with a second of patience for headers. changes: parts of its file, and their
+    replacements."""
     program = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
         (pytest.fail if "haproxy" in REQUIRED else pytest.skip)("no haproxy: apt-get install haproxy")
@@ -66,7 +67,7 @@ async def door(guarded: Guarded, folder: Path) -> AsyncIterator[Door]:
     pem, key = made_certificate(folder, "door")
     (folder / "both.pem").write_text(pem.read_text() + key.read_text())
     config = CONFIG.read_text()
-    for shipped, here in (("http-request 5s", "http-request 1s"), ("http_req_rate gt 1000", "http_req_rate gt 50")):
+    for shipped, here in (("http-request 5s", "http-request 1s"), *changes):
         assert shipped in config
         config = config.replace(shipped, here)
     (folder / "haproxy.cfg").write_text(config)
@@ -124,7 +125,7 @@ async def test_one_greedy_address_is_refused_and_others_are_served(guarded: Guar
 async def test_one_address_that_asks_too_often_is_refused_and_others_are_served(
     guarded: Guarded, tmp_path: Path
 ) -> None:
-    async with door(guarded, tmp_path) as one:
+    async with door(guarded, tmp_path, ("http_req_rate gt 1000", "http_req_rate gt 50")) as one:
         assert (await one.statuses(GREEDY, 60)) == Counter({b"200": 50, b"429": 10})
         ca, served = str(one.certificate), 0
         async with AsyncClient(one.address, api_key=guarded.keys["alice"], tls_ca=ca, retry_s=0.0) as client:
@@ -136,8 +137,8 @@ async def test_one_address_that_asks_too_often_is_refused_and_others_are_served(
 
 
 async def test_one_address_that_connects_too_often_is_refused(guarded: Guarded, tmp_path: Path) -> None:
-    async with door(guarded, tmp_path) as one:
-        for _ in range(100):
+    async with door(guarded, tmp_path, ("conn_rate gt 100", "conn_rate gt 10")) as one:
+        for _ in range(10):
             _, writer = await one.opened(GREEDY)
             writer.transport.abort()
         with pytest.raises((ConnectionError, ssl.SSLError)):

@@ -178,6 +178,7 @@ def test_a_page_reaches_what_it_shows() -> None:
     scraped = yaml.safe_load((ROOT / "compose/observability/prometheus.yaml").read_text())["scrape_configs"][0]
     for name in set(scraped["dns_sd_configs"][0]["names"]) & set(_served()):
         assert set(_served()[name]["networks"]) & set(watch["services"]["prometheus"]["networks"]), name
+    assert "default" in watch["services"]["prometheus"]["networks"]  # with Grafana and the published port
     assert watch["networks"]["inside"] == {"internal": True}  # as in services.yaml; embedded.yaml does not have it
     for name, one in _file("pages.yaml")["services"].items():
         assert one["networks"] == [name, "pages"]

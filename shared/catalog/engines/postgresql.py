@@ -68,6 +68,7 @@ class PostgresqlDatabase:
         try:
             engine = create_async_engine(
                 url,
+                hide_parameters=True,  # an error's text must not have a request's prompt
                 pool_size=pool,  # opened on demand
                 max_overflow=0,
                 pool_timeout=POOL_S,

@@ -105,6 +105,7 @@ class SqliteDatabase:
         in_memory = url.database in (None, "", ":memory:")
         self._engine = sa.create_engine(
             url.set(drivername="sqlite"),
+            hide_parameters=True,  # an error's text must not have a request's prompt
             poolclass=sa.StaticPool if in_memory else sa.NullPool,
             connect_args={"check_same_thread": False, "timeout": BUSY_TIMEOUT_S, "isolation_level": None},
         )

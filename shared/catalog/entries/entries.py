@@ -178,10 +178,12 @@ def _page(connection: sa.Connection, limit: int, after: str) -> tuple[list[Entry
 
 def _spent(connection: sa.Connection, limit: int, max_age_s: float) -> list[str]:
     job = sa.exists().where(jobs.c.id == e.job_id)
-    over = ~_ALIVE & ~job
-    if max_age_s:
-        over |= e.created_at < _NOW - max_age_s
-    return list(connection.execute(sa.select(e.id).where(over, IS_READABLE).order_by(e.id).limit(limit)).scalars())
+    kinds = [~_ALIVE & ~job, *([e.created_at < _NOW - max_age_s] if max_age_s else [])]
+    found = dict[str, None]()
+    for kind in kinds:  # not one query with OR, which would give up the joins
+        query = sa.select(e.id).where(kind, IS_READABLE).order_by(e.id).limit(limit - len(found))
+        found |= dict.fromkeys(connection.execute(query).scalars())
+    return list(found)
 
 
 def _totals(connection: sa.Connection) -> Totals:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+import traceback
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 import sqlalchemy as sa
 
 from shared.catalog import Catalog, Totals
-from shared.domain.errors import NotFoundError
+from shared.catalog.entries.entry_rows import row_of
+from shared.catalog.tables import entries
+from shared.domain.errors import AfterimageError, NotFoundError
 from shared.domain.exact_repeats import entry_of
 from shared.domain.types import CacheMode, Entry, IndexFilter, State, vector_bytes, visible_owners
 from shared.index.memory import MemoryIndex
@@ -251,6 +254,19 @@ async def test_entries_of_some_age_are_spent_with_states_and_job(catalog: Catalo
     assert await catalog.entries.spent() == []
     assert await catalog.entries.spent(max_age_s=60.0) == [old.id]
     assert await catalog.entries.spent(max_age_s=1.0) == sorted([old.id, young.id])
+
+
+async def test_an_error_of_the_database_names_the_table_and_no_prompt(catalog: Catalog) -> None:
+    entry = await add(catalog, an_entry())
+
+    def again(connection: sa.Connection) -> None:
+        connection.execute(sa.insert(entries), row_of(entry) | {"created_at": 0.0})
+
+    with pytest.raises(AfterimageError) as raised:
+        await catalog._database.write(again)
+    said = "".join(traceback.format_exception(raised.value))
+    assert "entries" in said
+    assert entry.prompt not in said
 
 
 async def test_an_index_is_rebuilt_from_the_catalog(catalog: Catalog) -> None:

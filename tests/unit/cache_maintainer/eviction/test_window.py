@@ -35,7 +35,7 @@ def test_beyond_the_bytes() -> None:
     assert window.shelf.bytes == 50
 
 
-def test_what_left_by_another_way_is_not_evicted_again() -> None:
+def test_an_image_that_was_removed_is_not_evicted_again() -> None:
     window = Window(Fifo(), replace(ROOMY, max_count=1), [picture("a", 0.0), picture("b", 1.0)])
     window.shelf.remove(("a", PICTURE_STEP))
     assert names(window.make_room(1, 100)) == ["b"]
