@@ -1,4 +1,4 @@
-"""Run every benchmark with its defaults, one after the other: `python -m bench` (two and a half hours on two cores)."""
+"""Run every benchmark with its defaults, one after the other: `python -m bench` (several hours on two cores)."""
 
 from __future__ import annotations
 

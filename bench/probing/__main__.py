@@ -1,6 +1,6 @@
 """Attacks of one user on another through the shared cache: how often they succeed, across each border of the cache.
 
-    python -m bench.probing                                       (10,000 guesses an attack; 40 minutes on two cores)
+    python -m bench.probing                                       (10,000 guesses an attack; 100 minutes on two cores)
     python -m bench.probing --attacks timing
     python -m bench.probing --count 100 --shared-count 100        # does the command work?
     python -m bench.probing --set public_crowd=3 --cases "public entries, another tenant" --suffix _crowd_3

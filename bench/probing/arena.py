@@ -91,12 +91,11 @@ class Arena:
                 await asyncio.sleep(0.1)
                 seen.append(await self._held())
 
-    async def purge(self, share: float = 1.0) -> None:
-        """Remove every entry from the cache, and report the share of the attempts that are made."""
+    async def purge(self) -> None:
+        """Remove every entry from the cache."""
         stub: Any = CacheMaintainerServiceStub(self.channel)
         await stub.Purge(cache_maintainer_pb2.PurgeRequest(everything=True), timeout=60.0)
         await self.settled()
-        self.progress(share)
 
     async def _held(self) -> tuple[int, int]:
         maintainer: Any = CacheMaintainerServiceStub(self.channel)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
 from statistics import fmean, median
 from typing import Any
@@ -38,7 +38,7 @@ twenty."""
 STAGES = ("embed_s", "predict_s", "plan_s", "accept_s", "queue_s", "fetch_s", "encode_s", "denoise_s", "total_s")
 """Seconds of an answer that the attacker reads."""
 SEED, PLANS = 7, 9
-"""The seed that a victim and the attacker name, and plans of each prompt, of which the attacker takes the fastest."""
+"""The seed that a victim and the attacker name, and the plans of each prompt that the attacker times."""
 PATIENT_AT_ONCE = 2
 """Requests in flight while times are measured."""
 
@@ -47,25 +47,26 @@ async def covert_channel(arena: Arena, case: Case, count: int, draw: random.Rand
     """Sender and receiver, who may not talk, agreed on prompts of rare words. The sender generates the prompt for a 1
     and nothing for a 0. The receiver plans the same prompt and guesses the bit from all that the plan shows.
     Chance: 50 %."""
-    trials, words = list[Trial](), known_words()
-    while len(trials) < count + calibration(count):
+    words = known_words()
+
+    async def one_round() -> list[Trial]:
         prompts = [" ".join(draw.sample(words, SALAD)) for _ in range(ROUND)]
         bits = _bits(draw)
         await _victims(arena, case, prompts, bits, variation="same")
         plans = await arena.plan(case.attacker, prompts, variation="same")
-        trials += [Trial(observed(view), bit) for view, bit in zip(plans, bits, strict=True)]
-        await arena.purge(len(trials) / (count + calibration(count)))
-    return guessed(trials[: count + calibration(count)], count)
+        return [Trial(observed(view), bit) for view, bit in zip(plans, bits, strict=True)]
+
+    return await _rate(arena, count, one_round)
 
 
 async def membership(arena: Arena, case: Case, count: int, draw: random.Random) -> Rate:
     """The attacker guesses whether the victim sent a prompt. Before, it plants images of similar prompts under another
     label, for the victim's images to start from. After, it plans the prompt under both rules of variety, and reads
     what the plans say about its own entries and others'. Chance: 50 %."""
-    trials = list[Trial]()
     planted_as: Any = {"scope": case.scope if case.scope == "public" else "tenant", "user": "planter"}
     await _fill(arena, draw)
-    while len(trials) < count + calibration(count):
+
+    async def one_round() -> list[Trial]:
         scenes = [random_scene(draw) for _ in range(ROUND // EDITS_OF)]
         prompts = [caption(_variant(scene, draw)) for scene in scenes for _ in range(EDITS_OF)]
         bits = _bits(draw)
@@ -80,15 +81,15 @@ async def membership(arena: Arena, case: Case, count: int, draw: random.Random) 
                 ("auto", {"user": "prober"}),
             )
         ]
-        trials += [Trial({**one, **two}, bit) for one, two, bit in zip(*seen, bits, strict=True)]
-        await arena.purge(len(trials) / (count + calibration(count)))
-    return guessed(trials[: count + calibration(count)], count)
+        return [Trial({**one, **two}, bit) for one, two, bit in zip(*seen, bits, strict=True)]
+
+    return await _rate(arena, count, one_round)
 
 
 async def timing(arena: Arena, case: Case, count: int, draw: random.Random) -> Rate:
     """Test membership from times alone: the attacker generates the prompt without writing to the cache, and measures
     how long the call took. The stages' seconds that the answer states count, too. Chance: 50 %."""
-    trials, client = list[Trial](), arena.clients[case.attacker]
+    client = arena.clients[case.attacker]
 
     async def timed(prompt: str) -> Features:
         begun = time.perf_counter()
@@ -96,20 +97,20 @@ async def timing(arena: Arena, case: Case, count: int, draw: random.Random) -> R
         took_s = time.perf_counter() - begun
         return {"seconds": took_s} | {name: value for name, value in asdict(made.timings).items() if name in STAGES}
 
-    while len(trials) < count + calibration(count):
+    async def one_round() -> list[Trial]:
         prompts, bits = [caption(random_scene(draw)) for _ in range(ROUND)], _bits(draw)
         await _victims(arena, case, prompts, bits, variation="same", steps=20)
         seen = await in_flight(timed, prompts, PATIENT_AT_ONCE)
-        trials += [Trial(one, bit) for one, bit in zip(seen, bits, strict=True)]
-        await arena.purge(len(trials) / (count + calibration(count)))
-    return guessed(trials[: count + calibration(count)], count)
+        return [Trial(one, bit) for one, bit in zip(seen, bits, strict=True)]
+
+    return await _rate(arena, count, one_round)
 
 
 async def repeats(arena: Arena, case: Case, count: int, draw: random.Random) -> Rate:
     """The attacker knows a prompt and a seed, and plans them again and again, which is free and leaves nothing: does
     the answer take longer where somebody generated exactly that? In turn it plans a prompt that nobody sent, which
     takes the same share of the machine's drift. Chance: 50 %."""
-    trials, client = list[Trial](), arena.clients[case.attacker]
+    client = arena.clients[case.attacker]
     asked: dict[str, Any] = {"seed": SEED, "steps": STEPS, "variation": "same"}
 
     async def timed(prompt: str) -> Features:
@@ -127,12 +128,12 @@ async def repeats(arena: Arena, case: Case, count: int, draw: random.Random) -> 
             "mostly longer": fmean(one > two for one, two in zip(mine, others, strict=True)),
         }
 
-    while len(trials) < count + calibration(count):
+    async def one_round() -> list[Trial]:
         prompts, bits = [caption(random_scene(draw)) for _ in range(ROUND)], _bits(draw)
         await _victims(arena, case, prompts, bits, **asked)
-        trials += [Trial(await timed(prompt), bit) for prompt, bit in zip(prompts, bits, strict=True)]
-        await arena.purge(len(trials) / (count + calibration(count)))
-    return guessed(trials[: count + calibration(count)], count)
+        return [Trial(await timed(prompt), bit) for prompt, bit in zip(prompts, bits, strict=True)]
+
+    return await _rate(arena, count, one_round)
 
 
 async def prompt_stealing(arena: Arena, case: Case, count: int, draw: random.Random) -> Rate:
@@ -150,7 +151,8 @@ async def prompt_stealing(arena: Arena, case: Case, count: int, draw: random.Ran
             getattr(one, name) == getattr(two, name) for one, two in zip(scenes, guess, strict=True) for name in STOLEN
         ]
         right, guesses = right + sum(hits), guesses + len(hits)
-        await arena.purge(guesses / count)
+        await arena.purge()
+        arena.progress(guesses / count)
     chance = sum(1 / len(VALUES[name]) for name in STOLEN) / len(STOLEN)
     return Rate(right, guesses, chance)
 
@@ -170,8 +172,19 @@ async def planted_content(arena: Arena, case: Case, count: int, draw: random.Ran
         plans = await arena.plan("victim", wordings)
         right += sum(view.job.plan.source is not PlanSource.NOISE for view in plans)
         guesses += len(plans)
-        await arena.purge(guesses / count)
+        await arena.purge()
+        arena.progress(guesses / count)
     return Rate(right, guesses, 0.0)
+
+
+async def _rate(arena: Arena, count: int, one_round: Callable[[], Awaitable[list[Trial]]]) -> Rate:
+    """Make rounds of attempts until there are enough to learn from and to guess `count`; return the guesses' rate."""
+    trials, wanted = list[Trial](), count + calibration(count)
+    while len(trials) < wanted:
+        trials += await one_round()
+        await arena.purge()
+        arena.progress(len(trials) / wanted)
+    return guessed(trials[:wanted], count)
 
 
 async def _victims(arena: Arena, case: Case, prompts: Sequence[str], bits: Sequence[bool], **fields: Any) -> None:

@@ -50,7 +50,7 @@ class _Due(NamedTuple):
     before: float
     now: float
     after: Place | None
-    """Where to continue; None: these are the last."""
+    """Place to continue from; None at the end."""
 
 
 def _due(connection: sa.Connection, older_than_s: float, after: Place) -> _Due:
@@ -84,12 +84,12 @@ class Expiry:
         blobs of an interrupted expiry.
         """
         found: list[str] = []
-        after, more = (0.0, ""), True
-        while more:
+        after: Place = (0.0, "")
+        while True:
             # read apart: parsing these rows takes longer than deleting them, and other writers would wait
             due = await self._database.read(_due, older_than_s, after)
-            keys, more = await self._database.write(_expire, due)
+            keys, more_keys = await self._database.write(_expire, due)
             found += keys
-            if due.after is not None:
-                after, more = due.after, True
-        return found
+            if due.after is None and not more_keys:
+                return found
+            after = due.after or after
