@@ -212,11 +212,11 @@ class AsyncClient:
         ended = list[Picture | Failed]()
         left_s = countdown(timeout_s)
         while True:
-            begun = now()
+            begun, options = now(), {"timeout": left_s(), "metadata": metadata}
+            sent = self._stub.GenerateFromImage(in_parts(request), **options) if has_image(request) else None
+            call = sent or self._stub.GenerateStream(request, **options)
             try:
-                options = {"timeout": left_s(), "metadata": metadata}
-                sent = self._stub.GenerateFromImage(in_parts(request), **options) if has_image(request) else None
-                async for message in sent or self._stub.GenerateStream(request, **options):
+                async for message in call:
                     event = read_reply(message, partial(event_of, message))
                     if not isinstance(event, Progress):
                         kind = (not isinstance(event, Accepted), event.index)
@@ -235,6 +235,8 @@ class AsyncClient:
                 lasted_s, begun = now() - begun, now()
                 broken = await rpc.explained(rpc.from_rpc_error(error), self._target)
                 await _wait(broken, patience.pause_s(broken, lasted_s, now() - begun), on_wait)
+            finally:
+                call.cancel()  # of a closed generator; grpc.aio leaves it open until a garbage collection
 
     async def plan(
         self, prompt: str, *, n: int = 1, timeout_s: float = 10.0, **fields: Unpack[RequestFields]
