@@ -22,7 +22,7 @@ from bench.measuring.recording import command_line, quantile, record, table
 from services.cli.embedded import all_services
 from shared.client import AsyncClient
 from shared.domain.identity import Role, issued, principal_of
-from shared.runtime import rpc
+from shared.runtime import rpc, rpc_server
 from shared.runtime.loop import run
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import configure_logging
@@ -45,8 +45,8 @@ async def measure(arguments: argparse.Namespace) -> None:
             for key, _ in keys:
                 await process.context.backends.catalog.keys.add(key)
             await asyncio.sleep(2 * EVERY_S)
-            options = [*rpc.channel_options(chosen.max_message_bytes), *rpc.server_options()]
-            bare = rpc.server(options)
+            options = [*rpc.channel_options(chosen.max_message_bytes), *rpc_server.server_options()]
+            bare = rpc_server.server(options)
             process.services[0].register(bare)
             address = f"127.0.0.1:{bare.add_insecure_port('127.0.0.1:0')}"
             await bare.start()

@@ -24,7 +24,7 @@ from protos import embedder_pb2 as pb
 from protos.embedder_pb2_grpc import EmbedderServiceServicer, EmbedderServiceStub, add_EmbedderServiceServicer_to_server
 from shared.domain.ids import new_id
 from shared.domain.types import CacheMode, Job, JobState
-from shared.runtime import rpc
+from shared.runtime import rpc, rpc_server
 from shared.runtime.direct import DirectChannel
 from shared.service.backends import Backends
 
@@ -73,7 +73,7 @@ async def _serving(
     """Serve the servicer and return a call with the options, guard and timeout of every service. direct: call it as
     services of one process call each other."""
     options = rpc.channel_options(MESSAGE_BYTES)
-    server = rpc.server([*options, *rpc.server_options()])
+    server = rpc_server.server([*options, *rpc_server.server_options()])
     add_EmbedderServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port(address)
     await server.start()

@@ -18,7 +18,7 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH
 from grpc_reflection.v1alpha import reflection
 
 from shared.domain.errors import ConfigurationError
-from shared.runtime import rpc, telemetry
+from shared.runtime import rpc, rpc_server, telemetry
 from shared.runtime.addresses import BALANCED, check_address, target_of
 from shared.runtime.clock import Clock, SystemClock
 from shared.runtime.direct import Answering, DirectChannel
@@ -213,7 +213,7 @@ async def running(
         servers.append(_server(public, settings, health_servicer, needs, checks))
         port = _bind(servers[-1], settings.listen, "listen", credentials)
         if settings.health_listen:
-            servers.append(rpc.server(rpc.server_options()))
+            servers.append(rpc_server.server(rpc_server.server_options()))
             health_pb2_grpc.add_HealthServicer_to_server(health_servicer, servers[-1])
             _bind(servers[-1], settings.health_listen, "health_listen")
         with _uncollected():
@@ -285,7 +285,7 @@ def _server(
 ) -> grpc.aio.Server:
     """Return a server with these services, health and reflection; add their needs by full service name to `needs`."""
     options = rpc.channel_options(settings.max_message_bytes, _most_received(services, settings))
-    server = rpc.server([*options, *rpc.server_options()], checks)
+    server = rpc_server.server([*options, *rpc_server.server_options()], checks)
     own = {
         name: getattr(service, "needs", frozenset[str]())
         for service in services

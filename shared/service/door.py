@@ -32,7 +32,7 @@ from shared.domain.identity import (
     looks_like_key,
     parsed,
 )
-from shared.runtime import rpc
+from shared.runtime import rpc, rpc_server
 from shared.runtime.audit import record
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, log
@@ -297,7 +297,7 @@ def _refusal(error: AfterimageError, *, read_on: bool) -> Any:
 
     async def refuse(requests: Any, context: Any) -> None:
         if read_on:
-            await rpc.read_on(requests)
-        rpc.end_with(status, context)
+            await rpc_server.read_on(requests)
+        rpc_server.end_with(status, context)
 
     return grpc.stream_stream_rpc_method_handler(refuse)

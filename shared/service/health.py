@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shared.domain.errors import OverloadedError
-from shared.runtime import rpc
+from shared.runtime import rpc, rpc_server
 
 MOST_WATCHES = 256
 """Open calls of Watch on one process. Clients inside a cluster hold one per connection; probes use Check."""
@@ -54,7 +54,7 @@ class Health(health_pb2_grpc.HealthServicer):
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
         if self.watches >= MOST_WATCHES:
             rule = f"{MOST_WATCHES} watches are open, which is the most; use Check"
-            rpc.end_with(rpc.to_status(OverloadedError(rule)), context)
+            rpc_server.end_with(rpc.to_status(OverloadedError(rule)), context)
             return
         self.watches += 1
         last = None

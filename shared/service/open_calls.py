@@ -14,7 +14,7 @@ import grpc
 
 from shared.domain.errors import PermissionDeniedError, RateLimitError, UnauthenticatedError
 from shared.domain.identity import ApiKey
-from shared.runtime import rpc
+from shared.runtime import rpc, rpc_server
 
 Within = Callable[[Any], AbstractContextManager[None]]
 """Takes the gRPC context of a call, and returns what the call runs in; it may refuse."""
@@ -123,7 +123,7 @@ def _single(entered: Within, answer: Callable[[Any, Any], Any]) -> Callable[[Any
             with entered(context):
                 return await answer(request, context)
         except _REFUSALS as error:
-            rpc.end_with(rpc.to_status(error), context)
+            rpc_server.end_with(rpc.to_status(error), context)
             return None
 
     return answered
@@ -136,6 +136,6 @@ def _stream(entered: Within, answers: Callable[[Any, Any], Any]) -> Callable[[An
                 async for one in answers(request, context):
                     yield one
         except _REFUSALS as error:
-            rpc.end_with(rpc.to_status(error), context)
+            rpc_server.end_with(rpc.to_status(error), context)
 
     return answered

@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
-from shared.runtime import rpc
+from shared.runtime import rpc_server
 from shared.runtime.settings import Settings
 from tests.attacks.conftest import Guarded
 from tests.flows.house import house
@@ -63,9 +63,9 @@ async def serves(address: str, key: str) -> bool:
 @contextlib.asynccontextmanager
 async def small(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
     """The address of a server that bears three connections, and half a second of silence."""
-    monkeypatch.setattr(rpc, "HANDSHAKE_S", 0.5)
-    monkeypatch.setattr(rpc, "MOST_CONNECTIONS", 3)
-    server = rpc.server(rpc.server_options())
+    monkeypatch.setattr(rpc_server, "HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(rpc_server, "MOST_CONNECTIONS", 3)
+    server = rpc_server.server(rpc_server.server_options())
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     yield f"127.0.0.1:{port}"
@@ -103,7 +103,7 @@ async def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_a_connection_without_calls_is_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc, "IDLE_S", 1.0)
+    monkeypatch.setattr(rpc_server, "IDLE_S", 1.0)
     async with small(monkeypatch) as address:
         reader, writer = await opened(address)
         writer.write(PREFACE)
@@ -125,7 +125,7 @@ async def test_refused_calls_leave_no_stream_open(
 ) -> None:
     """A refused call was an open stream until Python's garbage collection: after 15,000 of them, their connection was
     refused every further call."""
-    monkeypatch.setattr(rpc, "MOST_STREAMS", 8)
+    monkeypatch.setattr(rpc_server, "MOST_STREAMS", 8)
     own = settings.model_copy(update={"large": "noop:", "encoder": str(tiny / "clip")})
     gateway = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"]
     check = health_pb2.DESCRIPTOR.services_by_name["Health"].methods_by_name["Check"]

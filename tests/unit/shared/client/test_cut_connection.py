@@ -12,7 +12,7 @@ import pytest
 from protos import retriever_pb2 as pb
 from protos import retriever_pb2_grpc
 from shared.domain.errors import UnavailableError
-from shared.runtime import rpc
+from shared.runtime import rpc, rpc_server
 from tests.wire import Wire
 
 
@@ -28,7 +28,7 @@ class Thinking(retriever_pb2_grpc.RetrieverServiceServicer):
 
 async def test_a_cut_connection_is_noticed_and_a_quiet_one_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc, "KEEPALIVE_S", 1.0)
-    server, thinking = grpc.aio.server(options=rpc.server_options()), Thinking()
+    server, thinking = grpc.aio.server(options=rpc_server.server_options()), Thinking()
     retriever_pb2_grpc.add_RetrieverServiceServicer_to_server(thinking, server)
     wire = Wire(server.add_insecure_port("127.0.0.1:0"))
     await server.start()

@@ -19,7 +19,7 @@ from shared.domain.errors import (
     OverloadedError,
     UnavailableError,
 )
-from shared.runtime import rpc
+from shared.runtime import rpc, rpc_server
 from shared.runtime.direct import DirectChannel
 
 CALLER = ContextVar("caller", default="nobody")
@@ -49,7 +49,7 @@ class Retriever(retriever_pb2_grpc.RetrieverServiceServicer):
 @pytest.fixture
 async def socket_channel() -> AsyncIterator[tuple[Any, Any, Retriever]]:
     """Yield a server that is not yet started, a channel to its socket, and its servicer."""
-    server: Any = rpc.server()
+    server: Any = rpc_server.server()
     servicer = Retriever()
     retriever_pb2_grpc.add_RetrieverServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -22,7 +22,7 @@ from shared.domain.errors import (
     StorageFullError,
     UnavailableError,
 )
-from shared.runtime import rpc
+from shared.runtime import rpc, rpc_server
 from shared.runtime.direct import DirectChannel
 
 ERRORS = [
@@ -45,7 +45,7 @@ class Failing(retriever_pb2_grpc.RetrieverServiceServicer):
 
 @pytest.fixture(params=["over a socket", "directly"])
 async def stub(request: Any) -> AsyncIterator[tuple[Failing, retriever_pb2_grpc.RetrieverServiceStub]]:
-    server: Any = rpc.server()
+    server: Any = rpc_server.server()
     servicer = Failing()
     retriever_pb2_grpc.add_RetrieverServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
