@@ -35,6 +35,7 @@ BATCH_TEXTS = 32
 
 class EmbedderService(pb_grpc.EmbedderServiceServicer):
     name: ClassVar[str] = "embedder"
+    receives_images: ClassVar[bool] = True
     callers: ClassVar[frozenset[str]] = frozenset({"cache_maintainer", "gateway", "retriever"})
     ports: ClassVar[frozenset[str]] = frozenset()
 

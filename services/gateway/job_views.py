@@ -20,7 +20,7 @@ from shared.domain.errors import AfterimageError, BlobMissingError, NotFoundErro
 from shared.domain.identity import label_of
 from shared.domain.messages import JobSucceeded, Progress
 from shared.domain.plan_rules import shown_plan
-from shared.domain.types import Job, JobState, Modality, Result, Timings
+from shared.domain.types import CacheMode, Job, JobState, Modality, Result, Scope, Timings
 from shared.runtime.rpc_types import job_to_proto, plan_to_proto
 from shared.runtime.telemetry import METRICS, log
 
@@ -45,7 +45,8 @@ class Answers:
             self._timings[job_id] = replace(self._timings[job_id], total_s=total_s)
 
     def job(self, job: Job) -> pb.Job:
-        message, known = job_to_proto(replace(job, plan=shown_plan(job.plan))), self._timings.get(job.id)
+        shown = replace(job, plan=shown_plan(job.plan, job.request.user))
+        message, known = job_to_proto(shown), self._timings.get(job.id)
         message.request.user = label_of(job.request.user)
         message.error = job.error or dropped_because(job)
         if job.request.modality is Modality.VIDEO:
@@ -99,7 +100,8 @@ class FinishedLog:
     """A log of finished jobs: one line per job that this gateway accepted or took up, once its row is final."""
 
     def __init__(self, rows: Rows, waited_for: Callable[[str], bool], *, prompts: bool) -> None:
-        """waited_for: returns whether a waiting call will read the job's row anyway; prompts: whether to log them."""
+        """waited_for: returns whether a waiting call will read the job's row anyway; prompts: whether to log them, but
+        for requests that are private or leave the cache alone."""
         self._rows, self._waited_for, self._prompts = rows, waited_for, prompts
         self._open: FIFOCache[str, None] = FIFOCache(_KEPT)
         self._looking: set[asyncio.Task[None]] = set()
@@ -123,7 +125,8 @@ class FinishedLog:
         facts |= {"source": plan.source.value, "start_step": plan.start_step, "steps": plan.run_steps(request.steps)}
         facts |= {"model": job.result.model if job.result else plan.model}
         facts |= {"seconds": round(job.updated_at - job.created_at, 3)}  # both by the catalog's clock
-        facts |= {"prompt": request.prompt} if self._prompts else {}
+        logged = self._prompts and request.cache is not CacheMode.OFF and request.scope is not Scope.PRIVATE
+        facts |= {"prompt": request.prompt} if logged else {}
         facts |= {"error": error} if (error := job.error or dropped_because(job)) else {}
         if job.deadline_met is not None:
             METRICS.deadlines.labels(request.slo or "none", "met" if job.deadline_met else "missed").inc()
@@ -151,7 +154,7 @@ def accepted_event(job: Job, position: int) -> gateway_pb2.GenerateStreamRespons
         accepted=gateway_pb2.Accepted(
             job_id=job.id,
             queue_position=position,
-            plan=plan_to_proto(shown_plan(job.plan)),
+            plan=plan_to_proto(shown_plan(job.plan, job.request.user)),
             predicted_s=job.predicted_s,
         )
     )

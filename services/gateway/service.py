@@ -28,6 +28,7 @@ from services.gateway.uploads import Receiving
 from services.gateway.validation import image_count, page_size, page_token
 from shared.bus.hints import Hints
 from shared.domain.errors import AfterimageError, PermissionDeniedError
+from shared.domain.identity import Rate, Role
 from shared.domain.messages import DataErased, Message, WorkerReported
 from shared.domain.types import Job, JobState
 from shared.models import ModelCard, of_images, served_cards
@@ -38,9 +39,12 @@ from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, counted_when_scraped
 from shared.service import Context
 from shared.service.door import actor_of, calling
+from shared.service.rates import Buckets
 
 LOCAL_PEERS = ("unix:", "ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D")
 """Prefixes of gRPC peer names of callers on this machine."""
+ERASURES = Rate(1.0, 30)
+"""Erasures of a caller who is no operator: each walks through the plans of all jobs."""
 NOTED_S, LOOK_S = 2.0, 0.02
 """Seconds that CancelJob waits until the worker has recorded the cost of a running job; first delay between reads of
 the row."""
@@ -66,6 +70,7 @@ class GatewayService(GatewayServiceServicer):
         self._roster = Roster(context.settings.report_s, cards)
         self._reports = await bus.subscribe([WorkerReported, DataErased], self._reported)
         self._receiving = Receiving(context.settings.max_upload_bytes)
+        self._erasures = Buckets("caller")
         self._intake = Intake(context, models, self._hints, self._roster)
         await self._intake.standalones.read()
         self._calls = Calls(
@@ -87,7 +92,7 @@ class GatewayService(GatewayServiceServicer):
         if catalog.process_local:
             await self._sweeper.recover()
         if settings.http_listen:
-            self._http = HttpServer(context, self._calls, models)
+            self._http = HttpServer(context, self._calls, models, self._receiving)
         loops = self._sweeper.run(), self._intake.standalones.keep_fresh()
         self._tasks = [asyncio.create_task(one) for one in loops]
 
@@ -190,6 +195,8 @@ class GatewayService(GatewayServiceServicer):
             if place.door is not None:
                 place.door.note_refused(actor, "Erase", error.code, target_of(request))
             raise
+        if Role.OPERATOR not in who.roles:
+            self._count_erasure(_caller(context).owner)
         stub: Any = CacheMaintainerServiceStub(place.channel("cache_maintainer"))
         reply = await rpc.call(stub.Erase, asked, timeout_s=ERASE_S)
         return pb.EraseResponse(erasure=reply.erasure)
@@ -200,6 +207,13 @@ class GatewayService(GatewayServiceServicer):
         return pb.LocateResponse(internal_address=internal, version=own_version())
 
     # ---- shared by the handlers ----
+
+    def _count_erasure(self, owner: str) -> None:
+        """Raise RateLimitError for a caller that erases more than ERASURES."""
+        now = self._context.clock.monotonic()
+        self._erasures.tidy(now)
+        self._erasures.check(owner, ERASURES, now)
+        self._erasures.take(owner, ERASURES, now)
 
     def _assigned(self, cards: Mapping[str, ModelCard]) -> frozenset[str] | None:
         """Return the models that some worker runs, the video model included; None: unknown."""

@@ -32,8 +32,8 @@ from shared.models.card import ModelCard
 FORMATS = ("PNG", "JPEG", "WEBP")
 MOST_PIXELS = 2**24
 """Pixels of an uploaded image at most, which bounds the memory of decoding it to 128 MiB."""
-RECEIVED_AT_ONCE, RECEIVED_OF_ONE = 32, 8
-"""Uploads over gRPC that are received at the same time, of all callers and of one: 512 MiB at max_upload_bytes."""
+RECEIVED_AT_ONCE, RECEIVED_OF_ONE = 8, 4
+"""Uploads that are in memory at the same time, of all callers and of one: 128 MiB at max_upload_bytes."""
 RECEIVE_S = 120.0
 """Seconds in which all parts of an upload must arrive."""
 _AT_ONCE = 2
@@ -54,7 +54,8 @@ class Uploaded:
 
 
 class Receiving:
-    """The requests whose image is being received in parts: few at once, and few of one caller, bound the memory."""
+    """The requests whose image is received, until it is stored: few at once, and few of one caller, bound the memory.
+    Calls over gRPC and over HTTP count together."""
 
     def __init__(self, most_bytes: int) -> None:
         """most_bytes: of an image with its mask."""

@@ -13,7 +13,7 @@ from shared.catalog.engines.database import Database, chunks
 from shared.catalog.jobs.job_rows import forget_rows, job_of
 from shared.catalog.tables import captured, entries, idempotency_keys, jobs, now_s, states, vectors
 from shared.domain.errors import UnreadableRowError
-from shared.domain.identity import is_user
+from shared.domain.identity import is_user, under
 from shared.domain.ids import ids_in
 from shared.domain.plan_rules import without_entries
 from shared.domain.types import JobState, PlanSource, to_json
@@ -37,15 +37,24 @@ _OF_JOBS = (
 def _owned(
     connection: sa.Connection, table: sa.Table, tenant: str, user: str | None, after: str
 ) -> tuple[list[str], str]:
-    who: Any = table.c.request if table is jobs else table.c.user
-    query = sa.select(table.c.id, who).where(table.c.tenant == tenant, table.c.id > after).order_by(table.c.id)
+    who: Any = (c.request, c.subject) if table is jobs else (e.user,)
+    query = sa.select(table.c.id, *who).where(table.c.tenant == tenant, table.c.id > after).order_by(table.c.id)
     rows = connection.execute(query.limit(PAGE)).all()
-    found = [row[0] for row in rows if user is None or is_user(_user_of(row[1], table), user)]
+    found = [row[0] for row in rows if user is None or is_user(_user_of(*row[1:]), user)]
     return found, rows[-1][0] if len(rows) == PAGE else ""
 
 
-def _user_of(text: str, table: sa.Table) -> str:
-    return str(json.loads(text).get("user", "")) if table is jobs else text
+def _user_of(text: str, subject: str | None = None) -> str:
+    """Return the stored user of an entry, or of a job's request: of one that cannot be read, its key's without a label.
+
+    subject: of a job; None: the text is the user itself.
+    """
+    if subject is None:
+        return text
+    try:
+        return str(json.loads(text).get("user", ""))
+    except (ValueError, AttributeError):
+        return subject and under(subject, "")
 
 
 def _cancel(connection: sa.Connection, job_ids: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from shared.domain.identity import subject_of
 from shared.domain.ids import ids_in
 from shared.domain.messages import lane_of, refine_lane
 from shared.domain.types import Entry, Modality, ModelPlan, Plan, PlanSource, Request, Source
@@ -72,13 +73,20 @@ def steps_at(strength: float, steps: int) -> int:
     return round(strength * steps)
 
 
-def shown_plan(plan: Plan) -> Plan:
+def shown_plan(plan: Plan, user: str) -> Plan:
     """Return the plan as its caller may see it: without the ids and blobs of other callers' entries. Their candidates
-    are those without a prompt."""
+    are those without a prompt.
+
+    user: stored user of the job. A chain of own images may have begun with another caller's, which the plan does not
+    tell, so a caller with a key sees a root only where it is an own candidate.
+    """
     own, others = set[str](), set[str]()
     for one in plan.candidates:
         for entry_id, prompt in ((one.entry_id, one.prompt), (one.background_id, one.background_prompt)):
             (own if prompt else others).add(entry_id)
+    if subject_of(user):
+        for one in filter(None, (plan, plan.fallback)):
+            others |= {one.root, one.background_root} - own
     others.discard("")
     if not others:
         return plan
@@ -86,12 +94,12 @@ def shown_plan(plan: Plan) -> Plan:
 
 
 def _without(plan: Plan, own: Collection[str], others: Collection[str]) -> Plan:
-    descends = all(one.entry_id in own for one in plan.sources)
+    descends, made = all(one.entry_id in own for one in plan.sources), without_entries(plan, others, ANOTHER)
     return replace(
-        without_entries(plan, others, ANOTHER),
+        made,
         sources=tuple(one if one.entry_id in own else Source("") for one in plan.sources),
-        root=plan.root if descends else "",
-        background_root=plan.background_root if descends else "",
+        root=made.root if descends else "",
+        background_root=made.background_root if descends else "",
         fallback=plan.fallback and _without(plan.fallback, own, others),
     )
 

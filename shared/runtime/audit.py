@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import structlog
+
 from shared.domain.errors import AfterimageError
 from shared.runtime.datadir import private_folder, private_opener
 from shared.runtime.telemetry import log
@@ -22,10 +24,16 @@ LONGEST = 200
 
 
 def record(data_dir: Path, *, actor: str, action: str, target: str = "", outcome: str = "done") -> None:
-    """Append one line. A full disk or a read-only folder is logged, and the action goes on."""
+    """Append one line, and log it where this process keeps a log: a container may have no folder that lasts.
+
+    A full disk or a read-only folder is logged, and the action goes on.
+    """
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     fields = {"actor": actor, "action": action, "target": target, "outcome": outcome}
-    line = json.dumps({"time": now} | {name: value[:LONGEST] for name, value in fields.items()})
+    fields = {name: value[:LONGEST] for name, value in fields.items()}
+    line = json.dumps({"time": now} | fields)
+    if structlog.is_configured():
+        log("audit").info("audit", **fields)
     path = data_dir / FILE
     try:
         private_folder(data_dir, tighten=False)

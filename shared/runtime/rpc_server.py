@@ -26,6 +26,8 @@ STRIKES = 10
 MOST_STREAMS = 1000
 """Calls of one connection at the same time; further ones are refused as UNAVAILABLE."""
 MOST_CONNECTIONS = 10_000
+SHARE = 0.5
+"""Share of the process's open files that gRPC connections may take."""
 CANCELLED_S = 1.0
 """Seconds that a stopping server waits for the handlers that it has cancelled."""
 READ_ON_S = 1.0
@@ -39,8 +41,6 @@ def server_options() -> list[tuple[str, int]]:
 
     A compressed message would be inflated before its length is checked: 64 KiB may become 64 MiB.
     """
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    files = MOST_CONNECTIONS if files == resource.RLIM_INFINITY else files
     return [
         ("grpc.so_reuseport", 0),
         ("grpc.max_concurrent_streams", MOST_STREAMS),
@@ -50,9 +50,14 @@ def server_options() -> list[tuple[str, int]]:
         ("grpc.compression_enabled_algorithms_bitset", 1),  # identity alone
         ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
         ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
-        # the servers behind need open files, too
-        ("grpc.max_allowed_incoming_connections", min(MOST_CONNECTIONS, files * 3 // 4)),
+        ("grpc.max_allowed_incoming_connections", most_connections(SHARE)),
     ]
+
+
+def most_connections(share: float) -> int:
+    """Return how many connections a port takes: `share` of the process's open files, which others need, too."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MOST_CONNECTIONS if files == resource.RLIM_INFINITY else min(MOST_CONNECTIONS, int(files * share))
 
 
 def server(

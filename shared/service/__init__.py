@@ -43,7 +43,8 @@ class Service(Protocol):
     A class may name the `ports` that it uses, by the fields of Backends; alone in its process it opens no others. It
     may also name the ports that it `needs`, of catalog and bus. While one of them is away, the health service reports
     the service's name as not serving (shared/service/readiness.py). Its `callers` are the services that may call it
-    where certificates tell them apart (setting `mesh_certificates`); commands always may.
+    where certificates tell them apart (setting `mesh_certificates`); commands always may. One that `receives_images`
+    takes messages of max_message_bytes, all others only what holds text.
     """
 
     name: ClassVar[str]
@@ -298,8 +299,8 @@ def _server(
 
 
 def _most_received(services: Sequence[Service], settings: Settings) -> int:
-    """Return the bytes of a request at most. Those of clients hold two prompts."""
-    if any(service.name not in PUBLIC for service in services):
+    """Return the bytes of a request at most. Without images, it holds two prompts, vectors and names."""
+    if any(getattr(service, "receives_images", False) for service in services):
         return settings.max_message_bytes
     return min(settings.max_message_bytes, 2**17 + 8 * settings.max_prompt_chars)
 

@@ -33,7 +33,7 @@ from shared.domain.identity import (
     parsed,
 )
 from shared.runtime import rpc, rpc_server
-from shared.runtime.audit import record
+from shared.runtime.audit import local_actor, record
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, log
 from shared.service.first_key import make_first_key
@@ -72,14 +72,17 @@ def calling() -> Principal:
 
 
 def actor_of(context: Any) -> str:
-    """Return the caller for the audit log: tenant/subject of its key, or the peer of an anonymous call.
+    """Return the caller for the audit log: tenant/subject of its key, the account that runs this process where only
+    that one reaches the socket, or the peer of an anonymous call.
 
     context: of the gRPC call; None for a call from within the process.
     """
     who = calling()
     if who.subject:
         return f"{who.tenant}/{who.subject}"
-    return "this process" if context is None else f"anonymous at {context.peer()}"
+    if context is None:
+        return "this process"
+    return local_actor() if context.peer().startswith("unix:") else f"anonymous at {context.peer()}"
 
 
 def loopback(address: str) -> bool:

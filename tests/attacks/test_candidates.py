@@ -38,6 +38,15 @@ async def test_a_plan_tells_no_prompt_and_no_id_of_others(
             assert SECRET not in repr(plan)
         own = await alice.plan(f"{SECRET} {scope} at night", steps=10)
         assert first.job.id in repr(own)
+        # whatever descends from it later has no candidate of others that would give its root away
+        await guarded.house.settled(near)
+        assert (await guarded.house.backends.catalog.entries.get(near.job.id)).root == first.job.id
+        again = await other.generate(near.job.request.prompt, steps=10, seed=12)
+        edit = await other.generate(f"{near.job.request.prompt} and day", steps=10, seed=13, variation="same")
+        assert again.plan.source is PlanSource.EXACT
+        assert edit.plan.entry_id == near.job.id
+        for plan in (again.plan, edit.plan, (await other.get_job(edit.job.id)).job.plan):
+            assert first.job.id not in repr(plan)
 
 
 async def test_an_image_of_a_colleague_starts_nothing_even_by_its_job_id(guarded: Guarded) -> None:

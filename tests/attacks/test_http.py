@@ -31,7 +31,7 @@ async def test_a_stranger_gets_nothing_but_probes_and_the_document(guarded: Guar
     for key in ("", "sk-elsewhere", "aik_none." + "x" * 43, guarded.keys["alice"][:-2] + "zz"):
         async with http(guarded, key) as client:
             for method, path in (("POST", IMAGES), ("POST", "/v1/nothing"), ("GET", "/v1/models")):
-                answer = await client.request(method, path, content=b"{no json")
+                answer = await client.request(method, path, content=b"{no json" if method == "POST" else b"")
                 assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
                 assert answer.headers["www-authenticate"] == "Bearer"
     counted = METRICS.door_refused.labels(UnauthenticatedError.code)

@@ -9,6 +9,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.cache_maintainer.service import CacheMaintainerService
 from shared.runtime.settings import Settings
 from shared.service import health, running
 from tests.attacks.conftest import Guarded
@@ -55,12 +56,14 @@ async def test_a_watcher_that_leaves_takes_no_news_from_the_others() -> None:
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_request_has_no_room_for_an_image(guarded: Guarded) -> None:
+async def test_a_request_has_no_room_for_an_image(guarded: Guarded, settings: Settings) -> None:
     """64 MiB of a service's name were received from whoever sent them."""
-    async with grpc.aio.insecure_channel(guarded.address) as channel:
-        check = channel.unary_unary("/grpc.health.v1.Health/Check")
-        with pytest.raises(grpc.aio.AioRpcError, match="larger than max"):
-            await check(bytes(2**18), timeout=5.0)
+    async with running([CacheMaintainerService()], settings) as maintainer:
+        for address in (guarded.address, maintainer.address):
+            async with grpc.aio.insecure_channel(address) as channel:
+                check = channel.unary_unary("/grpc.health.v1.Health/Check")
+                with pytest.raises(grpc.aio.AioRpcError, match="larger than max"):
+                    await check(bytes(2**18), timeout=5.0)
 
 
 async def _watched(stub: Any) -> bool:

@@ -26,8 +26,8 @@ from services.gateway.http.api import Api
 from services.gateway.http.events import EVENTS, HEADERS, HEARTBEAT_S, error_event
 from services.gateway.http.fields import Fields, ImageFields, VideoFields
 from services.gateway.http.identity import principal
-from services.gateway.http.images import edit_fields
-from services.gateway.http.requests import edit_request, image_request, video_request
+from services.gateway.http.images import edited
+from services.gateway.http.requests import image_request, video_request
 from services.gateway.own_jobs import note_admin, own_job
 from services.gateway.validation import check_prompt, image_count, page_token
 from shared.client.views import picture_of
@@ -159,19 +159,18 @@ def routes(api: Api, sessions: Sessions, live: Live, operations: Operations, sim
             message.from_job = fields.from_job
         if fields.strength is not None:
             message.strength = fields.strength
-        return await _accepted(api, user(request), message, image_count(fields.n or 1, api.settings))
+        return await _accepted(request, api, message, image_count(fields.n or 1, api.settings))
 
     @router.post("/edits")
     async def edit(request: Request) -> Response:
         """Accept a form's request for images that start from its file, and return its jobs."""
-        fields, files = await edit_fields(request)
-        message = edit_request(fields, files["image"], files.get("mask", b""), api.models)
-        return await _accepted(api, user(request), message, image_count(fields.n or 1, api.settings))
+        fields, message = await edited(request, api)
+        return await _accepted(request, api, message, image_count(fields.n or 1, api.settings))
 
     @router.post("/clips")
     async def clip(request: Request, fields: VideoFields) -> Response:
         """Accept a request for a clip, and return its job."""
-        return await _accepted(api, user(request), video_request(fields, api.models), 1)
+        return await _accepted(request, api, video_request(fields, api.models), 1)
 
     @router.get("/jobs/{job_id}")
     async def one(request: Request, job_id: JobId) -> Response:
@@ -220,9 +219,9 @@ def routes(api: Api, sessions: Sessions, live: Live, operations: Operations, sim
     return router
 
 
-async def _accepted(api: Api, who: Caller, message: pb.Request, count: int) -> Response:
+async def _accepted(request: Request, api: Api, message: pb.Request, count: int) -> Response:
     with api.calls.open(count) as calls:
-        await api.calls.accept(calls, message, who, durable=True, previews=True)
+        await api.accept(request, calls, message, user(request), durable=True, previews=True)
         jobs = [call.job for call in calls]
     return JSONResponse({"jobs": [summary(job) for job in jobs if job is not None]}, 202, _NO_STORE)
 

@@ -14,7 +14,7 @@ from shared.domain.types import Job, JobState, Timings
 
 def summary(job: Job) -> dict[str, Any]:
     """Return the facts of a list's row; seconds are floats, times Unix seconds."""
-    request, result, plan = job.request, job.result, shown_plan(job.plan)
+    request, result, plan = job.request, job.result, shown_plan(job.plan, job.request.user)
     timings = result.timings if result else Timings()
     model = result.model if result else plan.model
     came = origin(
@@ -62,7 +62,7 @@ def summary(job: Job) -> dict[str, Any]:
 
 def detail(job: Job, timings: Timings) -> dict[str, Any]:
     """Return the summary with the request's options, the plan's reason and candidates, and the seconds by stage."""
-    request, plan = job.request, shown_plan(job.plan)
+    request, plan = job.request, shown_plan(job.plan, job.request.user)
     late = late_because(job)
     return summary(job) | {
         "negative_prompt": request.negative_prompt,

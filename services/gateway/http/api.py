@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 
+from protos import common_pb2 as pb
+from services.gateway.caller import Caller
 from services.gateway.http.fields import ErrorAnswer
+from services.gateway.http.guard import stored
 from services.gateway.http.identity import Callers
 from services.gateway.http.signed_urls import Signer
-from services.gateway.pending_calls import Calls
+from services.gateway.pending_calls import Calls, PendingCall
 from services.gateway.served_models import Models
+from services.gateway.uploads import Receiving
 from shared.runtime.settings import Settings
 from shared.service.readiness import Readiness
 
@@ -30,10 +34,27 @@ class Api:
     jobs: Any
     """Jobs of the catalog."""
     callers: Callers
+    receiving: Receiving
     signer: Signer
     readiness: Readiness
     started_at: float
     """Unix seconds."""
+
+    async def accept(
+        self,
+        request: Request,
+        calls: Sequence[PendingCall],
+        message: pb.Request,
+        who: Caller,
+        *,
+        durable: bool,
+        previews: bool = False,
+    ) -> None:
+        """Accept the request's jobs. Its uploaded image is stored then, and leaves the memory."""
+        await self.calls.accept(calls, message, who, durable=durable, previews=previews)
+        for field in ("image", "mask"):
+            message.ClearField(field)
+        stored(request)
 
 
 class ClientGoneError(Exception):

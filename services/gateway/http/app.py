@@ -37,7 +37,7 @@ def app_of(api: Api, *others: APIRouter) -> ASGIApp:
     _answer_errors(app)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
     rules = Rules.of(api.settings)
-    guarded: ASGIApp = Admission(app, rules, api.callers)
+    guarded: ASGIApp = Admission(app, rules, api.callers, api.receiving)
     if rules.origins:
         exposed = ["x-request-id", "Retry-After", "x-should-retry"]
         origins, methods = sorted(rules.origins), ["GET", "POST", "DELETE"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from starlette.datastructures import UploadFile
+from starlette.datastructures import Headers, UploadFile
 from starlette.requests import Request
 
 from services.gateway.http.errors import HttpError
@@ -15,9 +15,9 @@ _MOST_FILES = 16
 """Files of a form at most, as in OpenAI's API. The server's rules allow fewer, and say so."""
 
 
-def media_type(request: Request) -> str:
+def media_type(headers: Headers) -> str:
     """Return the type of the body, without its parameters."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def read_form(request: Request, files: Collection[str]) -> tuple[dict[str, Any], dict[str, bytes]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import time
 from collections.abc import Sequence
@@ -10,11 +11,14 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.http.errors import HttpError, answer_of
 from services.gateway.http.events import EVENTS, error_event
+from services.gateway.http.forms import MULTIPART, media_type
 from services.gateway.http.identity import Callers, principal
+from services.gateway.uploads import Receiving
 from shared.domain.errors import AfterimageError
 from shared.domain.ids import new_id
 from shared.runtime import tracing
@@ -26,10 +30,12 @@ GONE = 499
 """Status in metrics of a request whose client left before the answer began."""
 BODY_S = 30.0
 """Seconds in which a body must arrive."""
+_HELD = "afterimage.held"
 LAST_S = 1.0
 """Seconds for the last event of a stream whose key ended; a client that does not read it is disconnected."""
 _UPLOADS = ("/v1/images/edits", "/v1/videos", "/console/api/edits")
 """Paths whose forms may have files."""
+_BODILESS = ("GET", "HEAD")
 _METHODS = {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"}
 _FIELDS_BYTES, _CHAR_BYTES = 2**16, 12
 """Most bytes of all fields but the two prompts; most bytes of a character in JSON (two escaped surrogates)."""
@@ -54,9 +60,11 @@ class Rules:
         most_bytes = _FIELDS_BYTES + 2 * _CHAR_BYTES * settings.max_prompt_chars
         return cls(None if every else hosts, frozenset(settings.http_origins), most_bytes, settings.max_upload_bytes)
 
-    def most_of(self, path: str) -> int:
+    def most_of(self, scope: Scope) -> int:
         """Return the bytes of a body at most."""
-        return self.most_bytes + (self.upload_bytes if path in _UPLOADS else 0)
+        if scope["method"] in _BODILESS:
+            return 0
+        return self.most_bytes + (self.upload_bytes if has_files(scope) else 0)
 
     def check(self, headers: Headers, scheme: str) -> None:
         """Raise HttpError for a host that is not ours, and for a page of another origin."""
@@ -72,6 +80,11 @@ class Rules:
             if origin not in self.origins and origin.lower() != f"{scheme}://{host}":
                 rule = f"Origin: pages of {origin[:100]!r} may not call this server; the setting http_origins lists"
                 raise HttpError(403, f"{rule} those that may", "Origin", "origin_not_allowed", "permission_error")
+
+
+def has_files(scope: Scope) -> bool:
+    """Return whether a request may have files in its body."""
+    return scope["path"] in _UPLOADS and media_type(Headers(scope=scope)) == MULTIPART
 
 
 def _name_of(host: str) -> str | None:
@@ -141,13 +154,14 @@ def _describe(span: tracing.Span, method: str, route: str, status: int) -> None:
 
 
 class Admission:
-    """Inner ASGI middleware: it checks the caller's key, and then reads a body of bounded size in bounded time.
+    """Inner ASGI middleware: it checks the caller's key, and then reads a body of bounded size in bounded time. Bodies
+    with files are few at once; one counts until its handler calls `stored`.
 
     A request whose key ends is answered with that; a stream of events has it as its last event.
     """
 
-    def __init__(self, app: ASGIApp, rules: Rules, callers: Callers) -> None:
-        self._app, self._rules, self._callers = app, rules, callers
+    def __init__(self, app: ASGIApp, rules: Rules, callers: Callers, receiving: Receiving) -> None:
+        self._app, self._rules, self._callers, self._receiving = app, rules, callers, receiving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun: Headers | None = None
@@ -159,10 +173,13 @@ class Admission:
             await send(message)
 
         try:
-            with self._callers.noted(scope):
-                if scope["method"] not in ("GET", "HEAD"):
-                    principal(scope)
-                receive = await _bounded(scope, receive, self._rules.most_of(scope["path"]))
+            with self._callers.noted(scope), contextlib.ExitStack() as held:
+                if scope["method"] not in _BODILESS:
+                    who = principal(scope)
+                    if has_files(scope):
+                        held.enter_context(self._receiving.by(f"{who.tenant}/{who.subject}"))
+                        scope[_HELD] = held
+                receive = await _bounded(scope, receive, self._rules.most_of(scope))
                 await self._app(scope, receive, sent)
         except (HttpError, AfterimageError) as error:
             if begun is None:
@@ -172,6 +189,12 @@ class Admission:
                     await send({"type": "http.response.body", "body": error_event(error), "more_body": False})
             else:
                 raise
+
+
+def stored(request: Request) -> None:
+    """Say that the image of this request is stored, and no longer in memory."""
+    if _HELD in request.scope:
+        request.scope[_HELD].close()
 
 
 async def _bounded(scope: Scope, receive: Receive, most: int) -> Receive:
@@ -209,4 +232,6 @@ def _after(first: Message, receive: Receive) -> Receive:
 
 
 def _too_large(most: int) -> HttpError:
+    if most == 0:
+        return HttpError(400, "a request of this method has no body", code="body_not_allowed")
     return HttpError(413, f"the body must have at most {most} bytes", code="request_too_large")

@@ -71,9 +71,7 @@ def routes(api: Api) -> APIRouter:
         request: Request, idempotency_key: IdempotencyKey = None, last_event_id: LastEventId = None
     ) -> Response:
         """Generate images that start from an uploaded one, whole or where a mask is transparent."""
-        fields, files = await edit_fields(request)
-        message = edit_request(fields, files["image"], files.get("mask", b""), api.models)
-        return await _answered(request, api, fields, message)
+        return await _answered(request, api, *await edited(request, api))
 
     @router.get(
         "/v1/images/{job_id}/content",
@@ -112,49 +110,52 @@ async def _answered(request: Request, api: Api, fields: ImageFields, message: pb
         rule = "Last-Event-ID: needs stream, and the Idempotency-Key of the stream that it goes on"
         raise HttpError(400, rule, "Last-Event-ID", "invalid_parameter")
     if fields.stream:
-        return await _stream(api, answers, who, message, events.Received(count, last))
+        return await _stream(request, api, answers, who, message, events.Received(count, last))
     if fields.partial_images:
         raise InvalidRequestError("partial_images", "needs stream", fields.partial_images)
-    return JSONResponse(await unless_gone(request, _generated(api, answers, who, message, count)))
+    return JSONResponse(await unless_gone(request, _generated(request, api, answers, who, message, count)))
 
 
-async def edit_fields(request: Request) -> tuple[EditFields, dict[str, bytes]]:
-    """Read the form. Raises HttpError and RequestValidationError."""
-    if media_type(request) != MULTIPART:
+async def edited(request: Request, api: Api) -> tuple[EditFields, pb.Request]:
+    """Read the form, and return its request. Raises HttpError, RequestValidationError and InvalidRequestError."""
+    if media_type(request.headers) != MULTIPART:
         raise HttpError(400, f"Content-Type: must be {MULTIPART}", "Content-Type", "content_type")
     given, files = await read_form(request, ("image", "mask"))
     if not files.get("image"):
         raise HttpError(400, "image: must be a PNG, JPEG or WebP file", "image", "missing")
     try:
-        return EditFields.model_validate(given), files
+        fields = EditFields.model_validate(given)
     except ValidationError as error:
         raise RequestValidationError(error.errors()) from error
+    return fields, edit_request(fields, files["image"], files.get("mask", b""), api.models)
 
 
-async def _generated(api: Api, answers: ImageAnswers, who: Caller, message: pb.Request, count: int) -> dict[str, Any]:
+async def _generated(
+    request: Request, api: Api, answers: ImageAnswers, who: Caller, message: pb.Request, count: int
+) -> dict[str, Any]:
     # a client with an idempotency key asks again for what it left
     with api.calls.open(count, drop_left=not who.idempotency_key) as calls:
-        await api.calls.accept(calls, message, who, durable=False)
+        await api.accept(request, calls, message, who, durable=False)
         images = images_of(await api.calls.result(calls))
     return await answers.whole(images)
 
 
 async def _stream(
-    api: Api, answers: ImageAnswers, who: Caller, message: pb.Request, received: events.Received
+    request: Request, api: Api, answers: ImageAnswers, who: Caller, message: pb.Request, received: events.Received
 ) -> Response:
     """Return the stream once the jobs are accepted: until then an error is an ordinary answer."""
-    responses = _responses(api, who, message, received.images, previews=bool(answers.fields.partial_images))
+    responses = _responses(request, api, who, message, received.images, previews=bool(answers.fields.partial_images))
     await anext(responses)
     body = events.with_heartbeats(events.image_events(responses, answers, received))
     return StreamingResponse(body, media_type=events.EVENTS, headers=events.HEADERS)
 
 
 async def _responses(
-    api: Api, who: Caller, message: pb.Request, count: int, *, previews: bool
+    request: Request, api: Api, who: Caller, message: pb.Request, count: int, *, previews: bool
 ) -> AsyncGenerator[Any, None]:
     """Yield None when the jobs are accepted, then the events of all images."""
     with api.calls.open(count, drop_left=not who.idempotency_key) as calls:
-        await api.calls.accept(calls, message, who, durable=True, previews=previews)
+        await api.accept(request, calls, message, who, durable=True, previews=previews)
         yield None
         stream: Any = api.calls.stream(calls, previews=previews)
         async with aclosing(stream):

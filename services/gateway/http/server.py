@@ -18,10 +18,12 @@ from services.gateway.console.sessions import Sessions
 from services.gateway.console.similar import Similar
 from services.gateway.http.api import Api
 from services.gateway.http.app import app_of
+from services.gateway.http.connections import Connection
 from services.gateway.http.identity import Callers
 from services.gateway.http.signed_urls import Signer, secret_of
 from services.gateway.pending_calls import Calls
 from services.gateway.served_models import Models
+from services.gateway.uploads import Receiving
 from shared.domain.errors import ConfigurationError
 from shared.runtime.addresses import check_address
 from shared.runtime.settings import Settings
@@ -38,7 +40,7 @@ GRACE_S = 2
 class HttpServer:
     """Listens from the start on, and answers from `serve` on."""
 
-    def __init__(self, context: Context, calls: Calls, models: Models) -> None:
+    def __init__(self, context: Context, calls: Calls, models: Models, receiving: Receiving) -> None:
         """Raises ConfigurationError for an address, a secret or a certificate that cannot be used."""
         assert context.door is not None
         assert context.readiness is not None
@@ -48,13 +50,13 @@ class HttpServer:
         sessions = Sessions(context.door, secret, key_needed=keys_needed(settings, settings.http_listen))
         callers = Callers(context.door, settings, sessions)
         jobs = context.backends.catalog.jobs
-        api = Api(settings, calls, models, jobs, callers, signer, context.readiness, time.time())
+        api = Api(settings, calls, models, jobs, callers, receiving, signer, context.readiness, time.time())
         tls = https_of(settings)
         config = uvicorn.Config(
             app_of(
                 api, console.routes(api, sessions, Live(context, calls), Operations(context), Similar(context, jobs))
             ),
-            http="h11",
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,

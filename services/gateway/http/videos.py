@@ -43,9 +43,9 @@ def routes(api: Api) -> APIRouter:
     ) -> Response:
         """Accept a clip, and return its job without waiting for it."""
         fields, image = await _fields(request)
-        who, message = caller(request), video_request(fields, api.models, image)
+        message = video_request(fields, api.models, image)
         with api.calls.open(1) as calls:
-            await api.calls.accept(calls, message, who, durable=True)
+            await api.accept(request, calls, message, caller(request), durable=True)
             job = calls[0].job
         assert job is not None
         return JSONResponse(video(job, api))
@@ -103,7 +103,7 @@ async def _own(api: Api, video_id: str, who: Caller) -> Job:
 async def _fields(request: Request) -> tuple[VideoFields, bytes | None]:
     """Read the fields of a form or of JSON, and the first frame. Raises HttpError for another upload, and
     RequestValidationError."""
-    kind = media_type(request)
+    kind = media_type(request.headers)
     if kind not in _BODIES:
         raise HttpError(400, f"Content-Type: must be one of {', '.join(_BODIES)}", "Content-Type", "content_type")
     given: Any

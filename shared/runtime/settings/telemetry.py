@@ -26,7 +26,10 @@ class Telemetry(Section):
         description="Share of the requests that are traced. A request whose caller traces is traced as the caller "
         "says.",
     )
-    log_prompts: bool = Field(False, description="Write the prompt into the log line of a finished request.")
+    log_prompts: bool = Field(
+        False,
+        description="Write the prompt into the log line of a finished request, unless it is private or `cache` is off.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level of the log lines that are written."
     )

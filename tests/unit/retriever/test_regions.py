@@ -67,4 +67,4 @@ def test_a_lost_state_keeps_the_region_and_a_lost_start_does_not() -> None:
 def test_the_image_of_another_caller_is_not_shown() -> None:
     found = hit(held={"tenant": "other", "scope": Scope.PUBLIC})
     assert found.region_until
-    assert shown_plan(found).first_source.picture_key == ""
+    assert shown_plan(found, "").first_source.picture_key == ""

@@ -1,0 +1,121 @@
+"""Strangers hold the HTTP port with silence, and callers fill the memory with images."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from services.gateway import uploads
+from services.gateway.http import connections
+from shared.runtime import rpc_server
+from shared.runtime.settings import Settings
+from tests.attacks.conftest import Guarded
+from tests.attacks.test_http import http
+from tests.attacks.test_uploads import until
+from tests.flows.house import SLOW, house
+from tests.flows.reuse.test_uploads import RED
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+Connected = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+EDIT = "POST /v1/images/edits HTTP/1.1\r\nContent-Type: multipart/form-data; boundary=x\r\nContent-Length: 1000\r\n"
+
+
+@contextlib.asynccontextmanager
+async def connected(guarded: Guarded, *lines: str) -> AsyncIterator[Connected]:
+    """A connection over which these lines were sent."""
+    address = urlsplit(guarded.house.process.http_address)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    try:
+        writer.write("".join(lines).encode())
+        await writer.drain()
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def said(connection: Connected, within_s: float = 5.0) -> str:
+    """Return the rest of what the server says until it closes the connection; empty for one that it broke."""
+    async with asyncio.timeout(within_s):
+        try:
+            return (await connection[0].read()).decode()
+        except ConnectionResetError:
+            return ""
+
+
+async def test_silent_connections_and_endless_heads_are_closed(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "REQUEST_S", 0.3)
+    head = "GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+    async with connected(guarded) as silent, connected(guarded, head) as endless, connected(guarded, head) as late:
+        assert await said(silent) == ""
+        for _ in range(100):
+            endless[1].write(b"X: y\r\n")
+            with contextlib.suppress(OSError):
+                await endless[1].drain()
+            if endless[0].at_eof() or endless[0].exception():
+                break
+            await asyncio.sleep(0.05)
+        assert await said(endless) == ""
+        assert await said(late) == ""
+    async with connected(guarded, head, "\r\n") as answered:
+        assert (await said(answered)).startswith("HTTP/1.1 200")  # and closed by keep-alive's own limit
+
+
+async def test_connections_above_the_bound_are_refused(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc_server, "MOST_CONNECTIONS", 3)
+    async with contextlib.AsyncExitStack() as held:
+        for _ in range(3):
+            await held.enter_async_context(connected(guarded))
+        async with connected(guarded) as fourth:
+            assert await said(fourth) == ""
+    async with http(guarded) as client:
+        assert (await client.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize("length", ["Content-Length: 16777216\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"])
+async def test_a_get_has_no_body(guarded: Guarded, length: str) -> None:
+    """200 strangers sent 16 MiB each to the path of an upload, and were refused after the last byte."""
+    async with connected(guarded, f"GET /v1/videos HTTP/1.1\r\nHost: 127.0.0.1\r\n{length}") as connection:
+        first = await asyncio.wait_for(connection[0].readline(), 5.0)
+        assert first.startswith(b"HTTP/1.1 400")
+
+
+async def test_images_that_are_sent_along_are_few_at_once(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "RECEIVED_OF_ONE", 2)
+    sending = f"{EDIT}Host: 127.0.0.1\r\nAuthorization: Bearer {guarded.keys['eve']}\r\n\r\n"
+    async with connected(guarded, sending), connected(guarded, sending):
+        await until(guarded, 2)
+        async with connected(guarded, sending) as third:
+            assert (await asyncio.wait_for(third[0].readline(), 5.0)).startswith(b"HTTP/1.1 429")
+        async with http(guarded, guarded.keys["alice"]) as alice:
+            form = {"prompt": "a fox", "num_inference_steps": "2"}
+            answers = [
+                await alice.post("/v1/images/edits", data=form, files={"image": RED}),
+                await alice.post("/v1/videos", json={"prompt": "a fox", "model": "none"}),  # has no image
+            ]
+        assert [answer.status_code for answer in answers] == [200, 404], [answer.text for answer in answers]
+        await until(guarded, 2)
+    await until(guarded, 0)
+
+
+async def test_an_image_counts_until_it_is_stored_and_no_longer(settings: Settings, tiny: Path) -> None:
+    given = {"large": SLOW, "http_listen": "127.0.0.1:0", "encoder": str(tiny / "clip")}
+    form = {"prompt": "a fox", "num_inference_steps": "1000"}
+    async with house(settings.model_copy(update=given)) as it, http(slow := Guarded(it, {}, "")) as client:
+        generating = asyncio.create_task(client.post("/v1/images/edits", data=form, files={"image": RED}))
+        async with asyncio.timeout(10.0):
+            while not (running := (await it.client.list_jobs())[0]):
+                await asyncio.sleep(0.01)
+        await until(slow, 0)
+        assert not generating.done()
+        await it.client.cancel(running[0].job.id)
+        await generating
