@@ -143,7 +143,7 @@ def test_the_repository_holds_no_password() -> None:
     assert all(f"${{{name}:?" in text for name in example if name != "URL_SECRET")  # which earlier files lack
 
 
-ALL = ("embedded.yaml", "backends.yaml", "services.yaml")
+ALL = ("embedded.yaml", "backends.yaml", "services.yaml", "observability.yaml")
 
 
 @pytest.mark.parametrize("file", ALL)
