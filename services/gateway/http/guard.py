@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.gateway.http.errors import HttpError, answer_of
 from services.gateway.http.events import EVENTS, error_event
 from services.gateway.http.forms import MULTIPART, media_type
-from services.gateway.http.identity import Callers, principal
+from services.gateway.http.identity import Callers, caller, principal
 from services.gateway.uploads import Receiving
 from shared.domain.errors import AfterimageError
 from shared.domain.ids import new_id
@@ -155,7 +155,7 @@ def _describe(span: tracing.Span, method: str, route: str, status: int) -> None:
 
 class Admission:
     """Inner ASGI middleware: it checks the caller's key, and then reads a body of bounded size in bounded time. Bodies
-    with files are few at once; one counts until its handler calls `stored`.
+    with files are few at once; each counts until its handler calls `stored`.
 
     A request whose key ends is answered with that; a stream of events has it as its last event.
     """
@@ -175,9 +175,9 @@ class Admission:
         try:
             with self._callers.noted(scope), contextlib.ExitStack() as held:
                 if scope["method"] not in _BODILESS:
-                    who = principal(scope)
+                    principal(scope)
                     if has_files(scope):
-                        held.enter_context(self._receiving.by(f"{who.tenant}/{who.subject}"))
+                        held.enter_context(self._receiving.by(caller(Request(scope)).owner))
                         scope[_HELD] = held
                 receive = await _bounded(scope, receive, self._rules.most_of(scope))
                 await self._app(scope, receive, sent)
