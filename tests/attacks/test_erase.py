@@ -19,6 +19,7 @@ from protos import cache_maintainer_pb2, gateway_pb2
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from protos.gateway_pb2_grpc import GatewayServiceStub
 from services.cli.app import app
+from services.gateway import service
 from shared.client import Accepted
 from shared.client.credentials import API_KEY
 from shared.domain.errors import (
@@ -26,9 +27,10 @@ from shared.domain.errors import (
     CancelledError,
     InvalidRequestError,
     NotFoundError,
+    OverloadedError,
     PermissionDeniedError,
 )
-from shared.domain.identity import Role
+from shared.domain.identity import Rate, Role
 from shared.domain.types import IndexFilter, PlanSource, vector_from
 from shared.runtime import rpc
 from shared.runtime.audit import FILE
@@ -240,6 +242,19 @@ async def test_a_failing_store_is_reported_and_a_second_call_ends_it(
         async with eraser(guarded, "ops") as operate:
             assert set(await operate(job_id=made.job.id)) == {"pictures/", "states/"}
         assert not [blob async for blob in backends.blobs.list() if made.job.id in blob.key]
+
+
+async def test_erasures_of_a_caller_have_a_rate(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each walks through the plans of all jobs, and nothing else of the cache goes on meanwhile."""
+    monkeypatch.setattr(service, "ERASURES", Rate(0.1, 2))
+    await new_caller(guarded, "eager")
+    async with guarded.client("eager") as client, eraser(guarded, "eager") as erase, eraser(guarded, "ops") as operate:
+        first, second, third = [(await client.generate("a tapir", steps=2, seed=seed)).job.id for seed in range(3)]
+        for job_id in (first, second):
+            assert (await erase(job_id=job_id))["jobs"] == 1
+        with pytest.raises(OverloadedError, match="this caller sends more than its rate of 6/min, burst 2; retry in"):
+            await erase(job_id=third)
+        assert (await operate(job_id=third))["jobs"] == 1
 
 
 async def test_what_a_late_worker_stores_goes_without_quarantine(guarded: Guarded) -> None:
