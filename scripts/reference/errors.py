@@ -38,6 +38,7 @@ HTTP_ONLY = (
     ),
     (400, "invalid_request_error", "`unknown_parameter`", "A field that the request does not have."),
     (400, "invalid_request_error", "`bad_host`", "No `Host` header, or one that names no host."),
+    (400, "invalid_request_error", "`body_not_allowed`", "A GET or HEAD request with a body."),
     (403, "permission_error", "`host_not_allowed`", "See the setting `http_hosts`."),
     (403, "permission_error", "`origin_not_allowed`", "See the setting `http_origins`."),
     (403, "permission_error", "`bad_signature`, `url_expired`", "A signed address that was changed, or is too old."),

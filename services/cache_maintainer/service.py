@@ -278,7 +278,7 @@ class CacheMaintainerService(Upkeep, pb_grpc.CacheMaintainerServiceServicer):
         return pb.CollectResponse(**asdict(found), quarantine_s=self._settings.quarantine_s)
 
     async def Quality(self, request: pb.QualityRequest, context: Any) -> pb.QualityResponse:
-        # figures tell of nobody; the console reads them every few seconds
+        # the figures name no caller, and the console reads them every few seconds
         noted = self._recorded(context, "quality reset", request.model) if request.reset else nullcontext()
         with noted:
             self._check_leads()

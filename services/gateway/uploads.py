@@ -32,8 +32,9 @@ from shared.models.card import ModelCard
 FORMATS = ("PNG", "JPEG", "WEBP")
 MOST_PIXELS = 2**24
 """Pixels of an uploaded image at most, which bounds the memory of decoding it to 128 MiB."""
-RECEIVED_AT_ONCE, RECEIVED_OF_ONE = 8, 4
-"""Uploads that are in memory at the same time, of all callers and of one: 128 MiB at max_upload_bytes."""
+RECEIVED_AT_ONCE = 16
+"""Uploads that are in memory at the same time: 256 MiB at max_upload_bytes, and up to three times that while all are
+read."""
 RECEIVE_S = 120.0
 """Seconds in which all parts of an upload must arrive."""
 _AT_ONCE = 2
@@ -54,31 +55,32 @@ class Uploaded:
 
 
 class Receiving:
-    """The requests whose image is received, until it is stored: few at once, and few of one caller, bound the memory.
-    Calls over gRPC and over HTTP count together."""
+    """The requests whose image is received, until it is stored: few at once bound the memory. Calls over gRPC and over
+    HTTP count together. A tenant may take one more place while it has fewer than are free, so others find room.
+    """
 
     def __init__(self, most_bytes: int) -> None:
         """most_bytes: of an image with its mask."""
-        self._most_bytes, self._callers = most_bytes, Counter[str]()
+        self._most_bytes, self._tenants = most_bytes, Counter[str]()
 
     @property
     def count(self) -> int:
         """Requests whose image is in memory."""
-        return self._callers.total()
+        return self._tenants.total()
 
     @contextlib.contextmanager
-    def by(self, caller: str) -> Iterator[None]:
-        """Count one request of the caller while its image is in memory. Raises OverloadedError above the limits."""
-        own, every = self._callers[caller], self.count
-        if own >= RECEIVED_OF_ONE or every >= RECEIVED_AT_ONCE:
-            whose = f"{own} of this caller" if own >= RECEIVED_OF_ONE else f"{every} of all callers"
-            raise OverloadedError(f"too many images are being received ({whose})", retry_after_s=1.0)
-        self._callers[caller] += 1
+    def by(self, tenant: str) -> Iterator[None]:
+        """Count one request of the tenant while its image is in memory. Raises OverloadedError above its share."""
+        own, every = self._tenants[tenant], self.count
+        if own >= RECEIVED_AT_ONCE - every:
+            said = f"too many images are being received ({own} of this tenant, {every} of all)"
+            raise OverloadedError(said, retry_after_s=1.0)
+        self._tenants[tenant] += 1
         try:
             yield
         finally:
-            self._callers[caller] -= 1
-            self._callers += Counter()  # without callers that have none
+            self._tenants[tenant] -= 1
+            self._tenants += Counter()  # without tenants that have none
 
     async def whole(self, parts: AsyncIterator[pb.GenerateFromImageRequest]) -> pb.GenerateStreamRequest:
         """Return the request with its image, once the client has sent all parts. Raises InvalidRequestError for an

@@ -3,7 +3,6 @@ breaks."""
 
 from __future__ import annotations
 
-import math
 import re
 import secrets
 from collections.abc import Callable
@@ -37,6 +36,7 @@ _ENUMS = {
 }
 """Names of the enum values by field and number."""
 _MAX_USER_CHARS = 200
+MOST_DEADLINE_S = 30 * 86_400
 _STRENGTH = 0.8
 """Strength of a request that names only `from_job` or `image`, as in diffusers."""
 
@@ -210,8 +210,9 @@ def _size(message: pb.Request, card: ModelCard) -> Size:
 def _deadline(message: pb.Request) -> float | None:
     if not message.HasField("deadline_s"):
         return None
-    if not (math.isfinite(message.deadline_s) and message.deadline_s > 0):
-        raise InvalidRequestError("deadline_s", "must be a number of seconds above 0", message.deadline_s)
+    if not 0 < message.deadline_s <= MOST_DEADLINE_S:
+        rule = f"must be a number of seconds above 0, at most {MOST_DEADLINE_S} (30 days)"
+        raise InvalidRequestError("deadline_s", rule, message.deadline_s)
     return message.deadline_s
 
 

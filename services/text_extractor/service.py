@@ -23,7 +23,7 @@ from shared.service import Context
 
 OwnPrompt: TypeAlias = tuple[str, str]
 """The scope key of a prompt's callers, and the prompt."""
-MAX_PROMPTS = 256
+MAX_PROMPTS = 16
 """Largest number of prompts per call."""
 
 

@@ -45,7 +45,8 @@ def _owned(
 
 
 def _user_of(text: str, subject: str | None = None) -> str:
-    """Return the stored user of an entry, or of a job's request: of one that cannot be read, its key's without a label.
+    """Return the stored user of an entry, or of a job's request. For one that cannot be read, return its key's subject
+    with an empty label.
 
     subject: of a job; None: the text is the user itself.
     """

@@ -77,8 +77,8 @@ def shown_plan(plan: Plan, user: str) -> Plan:
     """Return the plan as its caller may see it: without the ids and blobs of other callers' entries. Their candidates
     are those without a prompt.
 
-    user: stored user of the job. A chain of own images may have begun with another caller's, which the plan does not
-    tell, so a caller with a key sees a root only where it is an own candidate.
+    user: stored user of the job. A chain of own images may have begun with another caller's. The plan does not name
+    that caller, so a caller with a key sees a root only where it is an own candidate.
     """
     own, others = set[str](), set[str]()
     for one in plan.candidates:

@@ -201,10 +201,12 @@ class Job:
 
     @property
     def pixel_steps(self) -> int:
-        """Frames × pixels × steps that the plan runs, at least one step."""
+        """Frames × pixels × steps that the plan runs, at least one step; each frame of a clip that goes on counts one
+        step, because it is decoded and stored again."""
         request, plan = self.request, self.plan
         steps = max(plan.run_steps(request.steps) - plan.start_step, 1)
-        return request.frames * request.size.width * request.size.height * steps
+        frames = request.frames * steps + self.frames - request.frames
+        return frames * request.size.width * request.size.height
 
     @property
     def deadline_met(self) -> bool | None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import json
+import resource
 import socket
 
 from shared.domain.errors import AfterimageError, ConfigurationError, InvalidRequestError, UnavailableError
@@ -33,12 +34,19 @@ BALANCED = json.dumps(
 """gRPC service config (grpc/doc/service_config.md) of every channel between services."""
 SCHEMES = ("unix:", "unix-abstract:", "vsock:", "ipv4:", "ipv6:", "dns:", "xds:")
 """Schemes of gRPC targets that are no host:port (grpc/doc/naming.md)."""
+MOST_CONNECTIONS = 10_000
 PROBE_S = 1.0
 SILENT_S = 3.0
 """Seconds that a command waits for the first byte of a server that accepts connections."""
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """HTTP/2's connection preface with an empty SETTINGS frame (RFC 9113 §3.4); a server answers with its own SETTINGS."""
 _SETTINGS = 4
+
+
+def most_connections(share: float) -> int:
+    """Return how many connections a port takes: `share` of the process's open files, which others need, too."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MOST_CONNECTIONS if files == resource.RLIM_INFINITY else min(MOST_CONNECTIONS, int(files * share))
 
 
 class NothingListensError(UnavailableError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from shared.domain.errors import AfterimageError, InvalidRequestError
 from shared.runtime import rpc, tracing
+from shared.runtime.addresses import most_connections
 from shared.runtime.telemetry import METRICS, log
 
 HANDSHAKE_S = 5.0
@@ -25,7 +25,6 @@ STRIKES = 10
 """Pings that come too fast until their connection is closed."""
 MOST_STREAMS = 1000
 """Calls of one connection at the same time; further ones are refused as UNAVAILABLE."""
-MOST_CONNECTIONS = 10_000
 SHARE = 0.5
 """Share of the process's open files that gRPC connections may take."""
 CANCELLED_S = 1.0
@@ -52,12 +51,6 @@ def server_options() -> list[tuple[str, int]]:
         ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
         ("grpc.max_allowed_incoming_connections", most_connections(SHARE)),
     ]
-
-
-def most_connections(share: float) -> int:
-    """Return how many connections a port takes: `share` of the process's open files, which others need, too."""
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return MOST_CONNECTIONS if files == resource.RLIM_INFINITY else min(MOST_CONNECTIONS, int(files * share))
 
 
 def server(

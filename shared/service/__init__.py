@@ -299,10 +299,11 @@ def _server(
 
 
 def _most_received(services: Sequence[Service], settings: Settings) -> int:
-    """Return the bytes of a request at most. Without images, it holds two prompts, vectors and names."""
+    """Return the bytes of a request at most. Without images, those of clients hold two prompts, others 16."""
     if any(getattr(service, "receives_images", False) for service in services):
         return settings.max_message_bytes
-    return min(settings.max_message_bytes, 2**17 + 8 * settings.max_prompt_chars)
+    prompts = 2 if all(service.name in PUBLIC for service in services) else 16
+    return min(settings.max_message_bytes, 2**17 + 4 * prompts * settings.max_prompt_chars)
 
 
 def _bind(

@@ -72,8 +72,8 @@ def calling() -> Principal:
 
 
 def actor_of(context: Any) -> str:
-    """Return the caller for the audit log: tenant/subject of its key, the account that runs this process where only
-    that one reaches the socket, or the peer of an anonymous call.
+    """Return the caller for the audit log: tenant/subject of its key; over a UNIX socket without a key the account that
+    runs this process, to which its sockets belong; or the peer of another anonymous call.
 
     context: of the gRPC call; None for a call from within the process.
     """

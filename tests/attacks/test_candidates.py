@@ -26,7 +26,9 @@ async def test_a_plan_tells_no_prompt_and_no_id_of_others(
         first = await alice.generate(f"{SECRET} {scope}", steps=10, seed=11, scope=scope)
         await guarded.house.settled(first)
         # the thief's own entries may be candidates, with their prompts: none before `same` has the secret's words
-        near = await other.generate(f"a zeppelin above castle quixotry {scope} at night", steps=10, seed=12)
+        near = await other.generate(
+            f"a zeppelin above castle quixotry {scope} at night", steps=10, seed=12, variation="same"
+        )
         dry = await other.plan(f"{SECRET} {scope} at dawn", steps=10)
         same = await other.generate(f"{SECRET} {scope}", steps=10, seed=11)
         # an exact repeat hands the image out: it comes from the caller's own tenant alone

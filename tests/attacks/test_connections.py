@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
-from shared.runtime import rpc_server
+from shared.runtime import addresses, rpc_server
 from shared.runtime.settings import Settings
 from tests.attacks.conftest import Guarded
 from tests.flows.house import house
@@ -64,7 +64,7 @@ async def serves(address: str, key: str) -> bool:
 async def small(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
     """The address of a server that bears three connections, and half a second of silence."""
     monkeypatch.setattr(rpc_server, "HANDSHAKE_S", 0.5)
-    monkeypatch.setattr(rpc_server, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(addresses, "MOST_CONNECTIONS", 3)
     server = rpc_server.server(rpc_server.server_options())
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

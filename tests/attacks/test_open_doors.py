@@ -26,6 +26,7 @@ from services.cli.app import app
 from services.cli.embedded import alone
 from services.gateway.http.guard import Admission, Guard, Rules
 from services.gateway.http.identity import Callers
+from services.gateway.uploads import Receiving
 from shared.client import AsyncClient
 from shared.client.credentials import bearer
 from shared.domain.errors import ConfigurationError, PermissionDeniedError, UnauthenticatedError
@@ -153,7 +154,7 @@ async def _http(process: Running, key: str) -> AsyncIterator[httpx.AsyncClient]:
     settings, door = process.context.settings, process.context.door
     assert door is not None
     rules = Rules.of(settings)
-    guarded = Guard(Admission(Starlette(routes=routes), rules, Callers(door, settings)), rules)
+    guarded = Guard(Admission(Starlette(routes=routes), rules, Callers(door, settings), Receiving(0)), rules)
     config = uvicorn.Config(guarded, port=0, ws="none", lifespan="off", log_config=None)
     server, listener = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
     serving = asyncio.create_task(server.serve([listener]))

@@ -107,13 +107,13 @@ async def test_an_abandoned_upload_leaves_nothing(guarded: Guarded, monkeypatch:
     assert [blob.key async for blob in backends.blobs.list("uploads/")] == []
 
 
-async def test_a_flood_of_one_caller_leaves_room_for_others(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "RECEIVED_OF_ONE", 2)
+async def test_a_flood_of_one_tenant_leaves_room_for_others(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "RECEIVED_AT_ONCE", 4)
     async with sending(guarded, "eve", BEGUN, over=False), sending(guarded, "eve", BEGUN, over=False):
         await until(guarded, 2)
         async with sending(guarded, "eve", BEGUN, over=False) as third:
             code, said = await ended(third)
-            assert (code, "2 of this caller" in said) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+            assert (code, "2 of this tenant, 2 of all" in said) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
         async with guarded.client("alice") as alice:
             assert (await alice.generate("a fox", image=RED, steps=2)).png
             (planned,) = await alice.plan("a fox", image=RED, strength=0.5, steps=2)

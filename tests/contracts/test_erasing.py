@@ -119,10 +119,11 @@ async def test_a_users_jobs_are_those_of_the_subject_and_its_labels(cache: Cache
     assert await erasing.owned("acme", "gone/ann") == [made["key:gone/ann"]]
     assert await erasing.owned("acme", None) == sorted(made.values())
     assert await erasing.owned("acme", "gon%") == []
-    job_id = made["key:gone/ann"]
-    spoiled = sa.update(tables.jobs).where(tables.jobs.c.id == job_id).values(request="{torn")
+    torn = (await finished_job(cache._backends, GONE, unit(1))).id
+    spoiled = sa.update(tables.jobs).where(tables.jobs.c.id == torn).values(request="{torn")
     await cache._backends.catalog._database.write(lambda connection: connection.execute(spoiled).rowcount)
-    assert job_id in await erasing.owned("acme", "gone")
+    assert torn in await erasing.owned("acme", "gone")
+    assert torn not in await erasing.owned("acme", "other")
 
 
 async def test_many_jobs_go_in_one_pass_over_the_store(cache: Cache) -> None:

@@ -25,6 +25,8 @@ TICK_S = 0.2
 """Seconds in which the events of a job are gathered before its row is read."""
 BATCH, MOST_CHANGED = 50, 1000
 """Rows read per tick; changed jobs that wait for it. With more, tabs are told to read their lists again."""
+MOST_EVENTS = 1000
+"""Events that one tab has not read; with more, it is told to read its lists again."""
 RETRY_S = 2.0
 """Seconds between two tries to reach the global monitor."""
 _KINDS: tuple[type[Message], ...] = (JobQueued, Progress, JobSucceeded, JobFailed, JobCancelled)
@@ -43,6 +45,8 @@ class Tab:
         self._news = asyncio.Event()
 
     def put(self, kind: str, key: str, event: dict[str, Any]) -> None:
+        if len(self._events) >= MOST_EVENTS:  # of a tab that reads nothing
+            self._events = {("reload", ""): {}}
         self._events[kind, key] = event
         self.wake()
 

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from protos import common_pb2 as pb
 from services.gateway.caller import Caller
 from services.gateway.http.fields import ErrorAnswer
-from services.gateway.http.guard import stored
 from services.gateway.http.identity import Callers
 from services.gateway.http.signed_urls import Signer
 from services.gateway.pending_calls import Calls, PendingCall
@@ -22,6 +21,8 @@ from shared.runtime.settings import Settings
 from shared.service.readiness import Readiness
 
 T = TypeVar("T")
+HELD = "afterimage.held"
+"""Where a request's scope has the ExitStack of its place among the uploads."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,12 @@ class Api:
         durable: bool,
         previews: bool = False,
     ) -> None:
-        """Accept the request's jobs. Its uploaded image is stored then, and leaves the memory."""
+        """Accept the request's jobs. Its image is stored then, leaves the memory, and makes room for others."""
         await self.calls.accept(calls, message, who, durable=durable, previews=previews)
         for field in ("image", "mask"):
             message.ClearField(field)
-        stored(request)
+        if held := request.scope.get(HELD):
+            held.close()
 
 
 class ClientGoneError(Exception):

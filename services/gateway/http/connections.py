@@ -7,16 +7,16 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from shared.runtime.rpc_server import most_connections
+from shared.runtime.addresses import most_connections
 
 REQUEST_S = 10.0
-"""Seconds in which the head of a connection's next request must arrive, up to twice that after an answer."""
+"""Seconds in which the head of a request must arrive, or twice that after an answer."""
 SHARE = 0.25
 """Share of the process's open files that HTTP connections may take."""
 
 
 class Connection(H11Protocol):
-    """uvicorn waits for a first request, and for the rest of a head, without end; and takes every connection."""
+    """An HTTP connection that must send the head of each request within REQUEST_S; uvicorn waits for it without end."""
 
     _timer: asyncio.TimerHandle | None = None
 
@@ -33,11 +33,12 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _wait(self) -> None:
-        self._timer = self.loop.call_later(REQUEST_S, self._look, self.cycle)
+        idle = self.cycle is None or self.cycle.response_complete
+        self._timer = self.loop.call_later(REQUEST_S, self._look, self.cycle, idle)
 
-    def _look(self, before: Any) -> None:
-        """Close the connection if no request runs, and none has begun since `before`, the last one then."""
-        if self.cycle is before and (before is None or before.response_complete):
-            self.transport.abort()
+    def _look(self, last: Any, idle: bool) -> None:
+        """Close the connection if it was idle after request `last`, none has begun since, and its answer is sent."""
+        if idle and self.cycle is last and not self.transport.get_write_buffer_size():
+            self.transport.close()
         else:
             self._wait()

@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.gateway.http.api import HELD
 from services.gateway.http.errors import HttpError, answer_of
 from services.gateway.http.events import EVENTS, error_event
 from services.gateway.http.forms import MULTIPART, media_type
@@ -30,7 +31,6 @@ GONE = 499
 """Status in metrics of a request whose client left before the answer began."""
 BODY_S = 30.0
 """Seconds in which a body must arrive."""
-_HELD = "afterimage.held"
 LAST_S = 1.0
 """Seconds for the last event of a stream whose key ended; a client that does not read it is disconnected."""
 _UPLOADS = ("/v1/images/edits", "/v1/videos", "/console/api/edits")
@@ -155,7 +155,7 @@ def _describe(span: tracing.Span, method: str, route: str, status: int) -> None:
 
 class Admission:
     """Inner ASGI middleware: it checks the caller's key, and then reads a body of bounded size in bounded time. Bodies
-    with files are few at once; each counts until its handler calls `stored`.
+    with files are few at once; each counts until its jobs are accepted.
 
     A request whose key ends is answered with that; a stream of events has it as its last event.
     """
@@ -177,8 +177,8 @@ class Admission:
                 if scope["method"] not in _BODILESS:
                     principal(scope)
                     if has_files(scope):
-                        held.enter_context(self._receiving.by(caller(Request(scope)).owner))
-                        scope[_HELD] = held
+                        held.enter_context(self._receiving.by(caller(Request(scope)).tenant))
+                        scope[HELD] = held
                 receive = await _bounded(scope, receive, self._rules.most_of(scope))
                 await self._app(scope, receive, sent)
         except (HttpError, AfterimageError) as error:
@@ -189,12 +189,6 @@ class Admission:
                     await send({"type": "http.response.body", "body": error_event(error), "more_body": False})
             else:
                 raise
-
-
-def stored(request: Request) -> None:
-    """Say that the image of this request is stored, and no longer in memory."""
-    if _HELD in request.scope:
-        request.scope[_HELD].close()
 
 
 async def _bounded(scope: Scope, receive: Receive, most: int) -> Receive:

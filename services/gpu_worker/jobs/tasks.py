@@ -59,7 +59,7 @@ class Tasks:
         self.claims = Claims(prompt.jobs, worker, settings.lease_s)
         self.endings = endings.Endings(context, worker, self.claims)
         self._order = settings.lane_order
-        self._shares, self._alone_until = FairShares(), dict[str, float]()
+        self._shares, self._clip_shares, self._alone_until = FairShares(), FairShares(), dict[str, float]()
         self._mixed = set[str]()
         """Lanes where tasks of several tenants were exchanged, until the only tenant's next job has its own task."""
         self.lanes = LaneConsumer(context.backends.bus, settings.max_rows, self.handle)
@@ -129,7 +129,7 @@ class Tasks:
                 if not task.only:  # from now on its task must not be exchanged
                     delivery.stand_for(GenerateImage.of(job))
                 if alone or job.crashes < CRASHES_TOGETHER:
-                    self._shares.took(job.request.tenant, job.pixel_steps)
+                    self._shares_of(delivery.lane).took(job.request.tenant, job.pixel_steps)
                     await self._attempt(job, delivery, ahead, previews=task.previews)
                     return True
                 if await self.endings.release(job):
@@ -173,7 +173,12 @@ class Tasks:
         return waiting
 
     async def _next_jobs(self, lane: str, beyond: int = 0) -> dict[str, list[str]]:
-        return await self._prompt.next_of_each(lane, LOOKED_AT + beyond, self._order, self._shares.next_is_aged())
+        aged = self._shares_of(lane).next_is_aged()
+        return await self._prompt.next_of_each(lane, LOOKED_AT + beyond, self._order, aged)
+
+    def _shares_of(self, lane: str) -> FairShares:
+        """Return the shares of clips, or those of images: a clip's work would count for many images."""
+        return self._clip_shares if lane in self.clip_lanes.lanes else self._shares
 
     async def _carry_out_next(self, task: GenerateImage, delivery: Delivery, waiting: dict[str, list[str]]) -> bool:
         """Carry out the next job of the tenant with the least work; return False if no job waits that no worker has
@@ -181,10 +186,10 @@ class Tasks:
 
         The delivery then is the task of that job. Its own task, later in the lane, is for another job.
         """
-        unreadable, before = set[str](), frozenset[str]()
+        shares, unreadable, before = self._shares_of(delivery.lane), set[str](), frozenset[str]()
         while waiting:
             checks = waiting.pop(CHECKS, [])
-            job_ids = [name for tenant in self._shares.order(waiting) for name in waiting[tenant]] + checks
+            job_ids = [name for tenant in shares.order(waiting) for name in waiting[tenant]] + checks
             if (unreadable | before).issuperset(job_ids):
                 return False
             for job_id in job_ids:
@@ -199,7 +204,7 @@ class Tasks:
                         continue
                     if job is None:
                         continue
-                    self._shares.took(job.request.tenant, job.pixel_steps)
+                    shares.took(job.request.tenant, job.pixel_steps)
                     delivery.stand_for(GenerateImage.of(job))
                     plan = job.plan
                     with contextlib.closing(ReadAhead(self._blobs, plan.state_key, plan.state_sha256)) as ahead:
