@@ -12,7 +12,7 @@ from typing import Protocol
 from cachetools import FIFOCache
 
 from shared.bus import Bus, Subscription
-from shared.domain.errors import UnavailableError
+from shared.domain.errors import OverloadedError, UnavailableError
 from shared.domain.messages import JobCancelled, JobFailed, JobSucceeded, Message, Progress
 from shared.domain.types import Job, JobState
 
@@ -20,6 +20,8 @@ POLL_S = 1.0
 """Seconds between reads of the row while a call waits, because events may be lost (a broker restart). The row is also
 read while progress arrives: a worker that lost its job keeps reporting progress until its next renewal."""
 DRAINING_POLL_S = 0.2
+MOST_WATCHES = 32
+"""Calls that may wait for one job: each reads its row every POLL_S, and a retry takes no place in the queue."""
 STEPS_KEPT = 4096
 """Jobs whose last step is kept."""
 _KINDS: tuple[type[Message], ...] = (Progress, JobSucceeded, JobFailed, JobCancelled)
@@ -97,7 +99,13 @@ class Fanout:
             self._forget(watch)
 
     def redirect(self, watch: Watch, job_id: str) -> None:
-        """Watch another job from now on. Its row is read at once, since that job may have ended before."""
+        """Watch another job from now on. Its row is read at once, since that job may have ended before.
+
+        Raises OverloadedError for a job that MOST_WATCHES calls wait for.
+        """
+        if len(self._watches.get(job_id, ())) >= MOST_WATCHES:
+            said = f"{MOST_WATCHES} calls wait for job {job_id} here, as many as may; end one, and ask again"
+            raise OverloadedError(said, retry_after_s=POLL_S)
         self._forget(watch)
         watch.job_id = job_id
         self._watches[job_id].add(watch)

@@ -198,6 +198,16 @@ def test_in_cluster_needs_no_certificate_and_is_open_to_nobody() -> None:
     for name, server in servers.items():
         assert _pod(server)["containers"][0]["image"] == compose[name]["image"]
     assert servers.keys() == compose.keys()
+    services = yaml.safe_load((ROOT / "compose/services.yaml").read_text())["services"]
+    for name, server in servers.items():
+        (rule,) = _of(manifests, "NetworkPolicy")[name]["spec"]["ingress"]
+        allowed = rule["from"][0]["podSelector"]["matchExpressions"][0]["values"]
+        assert {one.replace("-", "_") for one in allowed} == {
+            service for service, one in services.items() if name in one["networks"]
+        }
+        assert [one["port"] for one in rule["ports"]] == [
+            one["containerPort"] for one in _pod(server)["containers"][0]["ports"]
+        ]
 
 
 def test_each_service_finds_its_own_mesh_certificate_where_it_looks() -> None:

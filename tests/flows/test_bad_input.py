@@ -49,6 +49,7 @@ WRONG: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("deadline_s", {"deadline_s": 0.0}, "above 0"),
     ("deadline_s", {"deadline_s": -1.0}, "above 0"),
     ("deadline_s", {"deadline_s": math.nan}, "above 0"),
+    ("deadline_s", {"deadline_s": 1.7e308}, "at most 2592000"),
     ("savings", {"savings": 1.1}, "from 0 to 1"),
     ("savings", {"savings": math.nan}, "from 0 to 1"),
     ("fresh_noise", {"fresh_noise": -0.1}, "from 0 to 1"),

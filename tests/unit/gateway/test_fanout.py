@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 
 import pytest
 
 from services.gateway import fanout
+from services.gateway.console import live
 from services.gateway.fanout import Fanout
 from shared.bus.inprocess import InProcessBus
-from shared.domain.errors import UnavailableError
+from shared.domain.errors import OverloadedError, UnavailableError
 from shared.domain.messages import JobFailed, JobSucceeded, Progress
 from shared.domain.types import Job, JobState, Plan, PlanSource, Request, Size
 
@@ -141,3 +143,23 @@ async def test_the_news_of_a_success_comes_before_its_row_is_read(monkeypatch: p
     await bus.close()
     assert order == [fact, "row"]
     assert events == [rows.job]
+
+
+async def test_few_calls_wait_for_one_job() -> None:
+    house = Fanout(InProcessBus(), lambda _: None)
+    with contextlib.ExitStack() as held:
+        for number in range(fanout.MOST_WATCHES):
+            house.redirect(held.enter_context(house.watch(f"retry {number}")), "j1")
+        last = held.enter_context(house.watch("one too many"))
+        with pytest.raises(OverloadedError, match="32 calls wait for job j1 here"):
+            house.redirect(last, "j1")
+        house.redirect(last, "j2")
+
+
+async def test_a_tab_that_reads_nothing_is_told_to_read_its_lists_again() -> None:
+    tab = live.Tab(lambda _tenant, _user: True, operator=False)
+    for number in range(live.MOST_EVENTS + 5):
+        tab.put("job", f"j{number}", {"id": number})
+    events = await tab.next(0.0)
+    assert events[0] == ("reload", {})
+    assert [event["id"] for _, event in events[1:]] == list(range(live.MOST_EVENTS, live.MOST_EVENTS + 5))
