@@ -85,8 +85,8 @@ def shown_plan(plan: Plan, user: str) -> Plan:
         for entry_id, prompt in ((one.entry_id, one.prompt), (one.background_id, one.background_prompt)):
             (own if prompt else others).add(entry_id)
     if subject_of(user):
-        for one in filter(None, (plan, plan.fallback)):
-            others |= {one.root, one.background_root} - own
+        for made in filter(None, (plan, plan.fallback)):
+            others |= {made.root, made.background_root} - own
     others.discard("")
     if not others:
         return plan

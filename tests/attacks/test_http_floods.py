@@ -65,7 +65,7 @@ async def test_silent_connections_and_endless_heads_are_closed(
 
     async with connected(guarded) as silent, connected(guarded, head) as endless, connected(guarded, head) as late:
         trickling = asyncio.create_task(trickle(endless[1]))
-        assert await asyncio.gather(said(silent), said(endless), said(late)) == ["", "", ""]
+        assert set(await asyncio.gather(said(silent), said(endless), said(late))) == {""}
         trickling.cancel()
         await asyncio.gather(trickling, return_exceptions=True)
     async with connected(guarded, head, "\r\n") as answered:
