@@ -15,6 +15,8 @@ from protos import cache_maintainer_pb2 as pb
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from services.cache_maintainer.service import CacheMaintainerService
 from services.cli.app import app
+from services.gateway import own_jobs
+from services.gateway.caller import Caller
 from shared.catalog import open_catalog
 from shared.domain.errors import InvalidRequestError, NotFoundError, PermissionDeniedError
 from shared.domain.identity import Role, issued, principal_of
@@ -116,6 +118,19 @@ def test_a_flood_of_lines_fills_no_disk(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(files) == audit.KEPT + 1
     assert sum(file.stat().st_size for file in files) < 1500 * (audit.KEPT + 1)
     assert _lines(tmp_path)[-1]["target"] == "199"
+
+
+def test_an_admin_who_reads_again_and_again_pushes_out_no_line(tmp_path: Path) -> None:
+    chief, user = Caller("acme", subject="chief", admin=True), Caller("acme", subject="user")
+    for _ in range(100):
+        own_jobs.note_admin(chief, tmp_path, "list jobs", "tenant acme")
+        own_jobs.note_admin(user, tmp_path, "list jobs", "tenant acme")
+    own_jobs.note_admin(chief, tmp_path, "read job", "j1", "key:user/")
+    own_jobs.note_admin(chief, tmp_path, "read job", "j2", "key:chief/")
+    assert [(one["actor"], one["target"]) for one in _lines(tmp_path)] == [
+        ("acme/chief", "tenant acme"),
+        ("acme/chief", "j1"),
+    ]
 
 
 @pytest.mark.parametrize("days", ["nan", "inf", "1e7"])

@@ -26,9 +26,7 @@ async def test_a_plan_tells_no_prompt_and_no_id_of_others(
         first = await alice.generate(f"{SECRET} {scope}", steps=10, seed=11, scope=scope)
         await guarded.house.settled(first)
         # the thief's own entries may be candidates, with their prompts: none before `same` has the secret's words
-        near = await other.generate(
-            f"a zeppelin above castle quixotry {scope} at night", steps=10, seed=12, variation="same"
-        )
+        near = await other.generate(f"a zeppelin above castle quixotry {scope} at night", steps=10, seed=12)
         dry = await other.plan(f"{SECRET} {scope} at dawn", steps=10)
         same = await other.generate(f"{SECRET} {scope}", steps=10, seed=11)
         # an exact repeat hands the image out: it comes from the caller's own tenant alone
@@ -40,14 +38,22 @@ async def test_a_plan_tells_no_prompt_and_no_id_of_others(
             assert SECRET not in repr(plan)
         own = await alice.plan(f"{SECRET} {scope} at night", steps=10)
         assert first.job.id in repr(own)
-        # whatever descends from it later has no candidate of others that would give its root away
-        await guarded.house.settled(near)
-        assert (await guarded.house.backends.catalog.entries.get(near.job.id)).root == first.job.id
-        again = await other.generate(near.job.request.prompt, steps=10, seed=12)
-        edit = await other.generate(f"{near.job.request.prompt} and day", steps=10, seed=13, variation="same")
-        assert again.plan.source is PlanSource.EXACT
-        assert edit.plan.entry_id == near.job.id
-        for plan in (again.plan, edit.plan, (await other.get_job(edit.job.id)).job.plan):
+
+
+async def test_what_descends_from_another_callers_image_does_not_name_it(guarded: Guarded) -> None:
+    """From the second generation on every candidate was the caller's own, and the root was shown."""
+    prompt = "an otter plays the bassoon under an aqueduct"
+    async with guarded.client("alice") as alice, guarded.client("bob") as bob:
+        first = await alice.generate(prompt, steps=10, seed=21, scope="tenant", cache="write")
+        await guarded.house.settled(first)
+        grown = await bob.generate(prompt, steps=10, seed=22, variation="same")
+        await guarded.house.settled(grown)
+        assert (await guarded.house.backends.catalog.entries.get(grown.job.id)).root == first.job.id
+        again = await bob.generate(prompt, steps=10, seed=22)
+        named = await bob.generate(f"{prompt} at dawn", steps=10, from_job=grown.job.id, strength=0.5)
+        assert (again.plan.source, named.plan.source) == (PlanSource.EXACT, PlanSource.IMAGE)
+        assert named.plan.entry_id == grown.job.id
+        for plan in (grown.plan, again.plan, named.plan, (await bob.get_job(named.job.id)).job.plan):
             assert first.job.id not in repr(plan)
 
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from services.gateway import own_jobs
 from services.gateway.console.pages import FOLDER
 from services.gateway.console.sessions import COOKIE
 from shared.domain.identity import Role
@@ -76,6 +77,7 @@ async def test_a_stranger_gets_the_pages_and_no_data(guarded: Guarded) -> None:
 async def test_a_session_sees_what_its_key_sees(guarded: Guarded) -> None:
     log = guarded.house.process.context.settings.data_dir / audit.FILE
     before = len(log.read_text().splitlines()) if log.exists() else 0
+    own_jobs._noted.clear()
     async with signed_in(guarded, "alice", "bob", "chief", "ops") as (alice, bob, chief, ops):
         accepted = await alice.post("jobs", json=BODY)
         assert accepted.status_code == 202

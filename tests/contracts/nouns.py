@@ -96,3 +96,9 @@ async def finished(catalog: Catalog) -> Job:
     assert await catalog.jobs.claim(job.id, "w1", LEASE_S)
     assert await catalog.jobs.finish(job.id, 1, a_result(job.id))
     return await catalog.jobs.get(job.id)
+
+
+def latents_of(job: Job) -> list[str]:
+    """Keys of what a finished job captured."""
+    assert job.result is not None
+    return [latent.key for latent in job.result.captured]

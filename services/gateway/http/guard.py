@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway.http.api import HELD
+from services.gateway.http.api import HELD, ClientGoneError
 from services.gateway.http.errors import HttpError, answer_of
 from services.gateway.http.events import EVENTS, error_event
 from services.gateway.http.forms import MULTIPART, media_type
@@ -181,6 +181,8 @@ class Admission:
                         scope[HELD] = held
                 receive = await _bounded(scope, receive, self._rules.most_of(scope))
                 await self._app(scope, receive, sent)
+        except ClientGoneError:
+            return
         except (HttpError, AfterimageError) as error:
             if begun is None:
                 await answer_of(error)(scope, receive, send)
@@ -192,7 +194,8 @@ class Admission:
 
 
 async def _bounded(scope: Scope, receive: Receive, most: int) -> Receive:
-    """Read the body, and return a `receive` that gives it once. Raises HttpError."""
+    """Read the body, and return a `receive` that gives it once. Raises HttpError, and ClientGoneError for a client that
+    leaves before."""
     given = Headers(scope=scope).get("content-length", "0")
     if given.isdecimal() and int(given[:20]) > most:
         raise _too_large(most)
@@ -202,7 +205,7 @@ async def _bounded(scope: Scope, receive: Receive, most: int) -> Receive:
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    return _after(message, receive)
+                    raise ClientGoneError
                 body += message.get("body", b"")
                 more = message.get("more_body", False)
                 if len(body) > most:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from shared.catalog.engines.database import Database, among
+from shared.catalog.engines.database import Database, among, chunks
 from shared.catalog.jobs.idempotency import forget_expired
 from shared.catalog.jobs.job_rows import jobs_of
-from shared.catalog.tables import ENDED, entries, jobs, now_s
+from shared.catalog.tables import ENDED, captured, entries, jobs, now_s
 from shared.domain.types import JobState
 
 EXPIRED_AT_ONCE = 500
@@ -39,6 +40,8 @@ _EXPIRE = (
     )
     .returning(c.picture_key, c.mask_key)
 )
+NO_LATENTS = "none:"
+"""Prefix of the placeholder that replaces a blob key for a job that captured no latents."""
 Place = tuple[float, str]
 """(updated_at, id) of the last job that the expiry examined."""
 
@@ -62,14 +65,25 @@ def _due(connection: sa.Connection, older_than_s: float, after: Place) -> _Due:
     return _Due([job.id for job in jobs_of(rows)], before, now, (rows[-1].updated_at, rows[-1].id) if more else None)
 
 
+def drop_captured(connection: sa.Connection, job_ids: Sequence[str]) -> list[str]:
+    """Forget the latents of these jobs, which then become no entry; return their keys."""
+    keys: list[str] = []
+    for some in chunks(job_ids):
+        dropped = sa.delete(captured).where(captured.c.job_id.in_(some)).returning(captured.c.key)
+        keys.extend(connection.execute(dropped).scalars())
+    return sorted(key for key in keys if not key.startswith(NO_LATENTS))
+
+
 def _expire(connection: sa.Connection, due: _Due) -> tuple[list[str], bool]:
-    """Delete these jobs and expired keys; return keys of images and masks, and whether more keys may have expired."""
+    """Delete these jobs and expired keys; return keys of images, masks and latents, and whether more keys may have
+    expired."""
     forgotten = forget_expired(connection, due.now, EXPIRED_AT_ONCE)
+    latents = drop_captured(connection, due.ids)  # of jobs that became no entry; their rows would go with the jobs
     expired = connection.execute(_EXPIRE, {"ids": due.ids, "before": due.before}).all()
     keys = {row.picture_key for row in expired if row.picture_key}
     masks = {row.mask_key for row in expired if row.mask_key}  # of jobs that became no entry
     unnamed = masks | keys - among(connection, c.picture_key, keys) - among(connection, entries.c.picture_key, keys)
-    return sorted(unnamed), forgotten == EXPIRED_AT_ONCE
+    return sorted(unnamed.union(latents)), forgotten == EXPIRED_AT_ONCE
 
 
 class Expiry:
@@ -80,8 +94,8 @@ class Expiry:
     async def expire(self, older_than_s: float) -> list[str]:
         """Delete final jobs that this version can read, a limited number per transaction.
 
-        Return the keys of images and masks that no job and no entry names any more. The orphan collector finds the
-        blobs of an interrupted expiry.
+        Return the keys of images, masks and latents that no job and no entry names any more. The orphan collector finds
+        the blobs of an interrupted expiry.
         """
         found: list[str] = []
         after: Place = (0.0, "")

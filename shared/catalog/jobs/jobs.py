@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from shared.catalog.engines.database import Database, chunks
 from shared.catalog.engines.prepared import Prepared
 from shared.catalog.jobs.checks import OF_CLIENTS, CheckJobs
-from shared.catalog.jobs.expiry import Expiry
+from shared.catalog.jobs.expiry import NO_LATENTS, Expiry, drop_captured
 from shared.catalog.jobs.exposure import CRASHED, FORGIVEN, HANDED_BACK, SEEN, claimed
 from shared.catalog.jobs.groups import Groups
 from shared.catalog.jobs.idempotency import insert_job, named_by
@@ -69,8 +69,6 @@ _FINISH_AND_CAPTURE = Prepared(
 )
 """Finish a job and, if that updated its row, record its captured latents, in one PostgreSQL statement."""
 _FINISH_ALONE, _CAPTURE = Prepared(_FINISH), Prepared(sa.insert(captured))
-_NO_LATENTS = "none:"
-"""Prefix of the placeholder that replaces a blob key for a job that captured no latents."""
 _BACK = {"state": QUEUED, "worker": "", "lease_until": 0.0, "updated_at": _NOW}
 _BACK_FROM_A_WORKER = {**_BACK, **HANDED_BACK}
 _FAIL = _UPDATE.values(state=FAILED, error=sa.bindparam("said"), failures=c.failures + 1, **_ENDED)
@@ -161,7 +159,7 @@ def _finish(connection: sa.Connection, job_id: str, attempt: int, result: Result
         "picture": result.picture_key or None,
     }
     # a job without latents is listed as uncached too: its entry answers exact repeats
-    keys = [latent.key for latent in result.captured] or [_NO_LATENTS + job_id]
+    keys = [latent.key for latent in result.captured] or [NO_LATENTS + job_id]
     if connection.dialect.name == "postgresql":
         return _FINISH_AND_CAPTURE.first(connection, {**parameters, "keys": keys}) is not None
     if _FINISH_ALONE.first(connection, parameters) is None:
@@ -183,14 +181,6 @@ def _confirm(connection: sa.Connection, job_ids: Sequence[str]) -> None:
 
 def _to_cache(connection: sa.Connection) -> list[str]:
     return list(connection.execute(sa.select(captured.c.job_id).distinct().order_by(captured.c.job_id)).scalars())
-
-
-def _drop_captured(connection: sa.Connection, job_ids: Sequence[str]) -> list[str]:
-    keys: list[str] = []
-    for some in chunks(job_ids):
-        dropped = sa.delete(captured).where(captured.c.job_id.in_(some)).returning(captured.c.key)
-        keys.extend(connection.execute(dropped).scalars())
-    return sorted(key for key in keys if not key.startswith(_NO_LATENTS))
 
 
 class Jobs(CheckJobs, Expiry, Groups, Lanes, Segmenting, Sweeping, Urgent):
@@ -306,4 +296,4 @@ class Jobs(CheckJobs, Expiry, Groups, Lanes, Segmenting, Sweeping, Urgent):
 
     async def drop_captured(self, job_ids: Sequence[str]) -> builtins.list[str]:
         """Give up caching these jobs' latents; return their blob keys for deletion."""
-        return await self._database.write(_drop_captured, job_ids, durable=False)
+        return await self._database.write(drop_captured, job_ids, durable=False)
