@@ -108,12 +108,12 @@ class Calls:
             accepted = await self._intake.accept(
                 request, caller, [call.watch.job_id for call in calls], durable=durable, previews=previews
             )
+            for call, one in zip(calls, accepted, strict=True):
+                self._begin(call, one)
         except AfterimageError as error:
             METRICS.refused.labels(type(error).__name__).inc()
             raise
         tracing.note("afterimage.job.ids", [one.job.id for one in accepted])
-        for call, one in zip(calls, accepted, strict=True):
-            self._begin(call, one)
 
     def _begin(self, call: PendingCall, accepted: Accepted) -> None:
         job = call.job = accepted.job

@@ -142,7 +142,7 @@ class GatewayService(GatewayServiceServicer):
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         caller = _caller(context)
         with contextlib.ExitStack() as open_call:
-            with self._receiving.by(caller.tenant):
+            with self._receiving.by(caller.tenant, caller.subject):
                 request = await self._receiving.whole(request_iterator)
                 count = image_count(request.n, self._context.settings)
                 calls = open_call.enter_context(self._calls.open(count))
@@ -160,7 +160,7 @@ class GatewayService(GatewayServiceServicer):
         self, request_iterator: AsyncIterator[pb.GenerateFromImageRequest], context: Any
     ) -> pb.PlanResponse:
         caller = _caller(context)
-        with self._receiving.by(caller.tenant):
+        with self._receiving.by(caller.tenant, caller.subject):
             request = await self._receiving.whole(request_iterator)
             return await self.Plan(pb.PlanRequest(request=request.request, n=request.n), context)
 

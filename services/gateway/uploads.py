@@ -56,31 +56,37 @@ class Uploaded:
 
 class Receiving:
     """The requests whose image is received, until it is stored: few at once bound the memory. Calls over gRPC and over
-    HTTP count together. A tenant may take one more place while it has fewer than are free, so others find room.
+    HTTP count together. A tenant may take a place while it has fewer than are free, and a subject while it has fewer
+    than its tenant still could have, so others find room.
     """
 
     def __init__(self, most_bytes: int) -> None:
         """most_bytes: of an image with its mask."""
-        self._most_bytes, self._tenants = most_bytes, Counter[str]()
+        self._most_bytes, self._held = most_bytes, Counter[tuple[str, str]]()
 
     @property
     def count(self) -> int:
         """Requests whose image is in memory."""
-        return self._tenants.total()
+        return self._held.total()
 
     @contextlib.contextmanager
-    def by(self, tenant: str) -> Iterator[None]:
-        """Count one request of the tenant while its image is in memory. Raises OverloadedError above its share."""
-        own, every = self._tenants[tenant], self.count
-        if own >= RECEIVED_AT_ONCE - every:
-            said = f"too many images are being received ({own} of this tenant, {every} of all)"
+    def by(self, tenant: str, subject: str) -> Iterator[None]:
+        """Count one request while its image is in memory. Raises OverloadedError above the tenant's or subject's share.
+
+        subject: of the key; empty: anonymous callers, who are one.
+        """
+        own, every = self._held[tenant, subject], self.count
+        of_tenant = sum(count for (name, _), count in self._held.items() if name == tenant)
+        left = (RECEIVED_AT_ONCE - every - of_tenant + 1) // 2  # that the tenant could still take, were it alone
+        if left <= 0 or (subject and own >= left):
+            said = f"too many images are being received ({own} of yours, {of_tenant} of your tenant, {every} of all)"
             raise OverloadedError(said, retry_after_s=1.0)
-        self._tenants[tenant] += 1
+        self._held[tenant, subject] += 1
         try:
             yield
         finally:
-            self._tenants[tenant] -= 1
-            self._tenants += Counter()  # without tenants that have none
+            self._held[tenant, subject] -= 1
+            self._held += Counter()  # without those that have none
 
     async def whole(self, parts: AsyncIterator[pb.GenerateFromImageRequest]) -> pb.GenerateStreamRequest:
         """Return the request with its image, once the client has sent all parts. Raises InvalidRequestError for an

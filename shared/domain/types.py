@@ -201,8 +201,8 @@ class Job:
 
     @property
     def pixel_steps(self) -> int:
-        """Frames × pixels × steps that the plan runs, at least one step; each frame of a clip that goes on counts one
-        step, because it is decoded and stored again."""
+        """Frames × pixels × steps that the plan runs, at least one step. Each further frame of the clip that it goes on
+        from counts one step, because it is decoded and stored again."""
         request, plan = self.request, self.plan
         steps = max(plan.run_steps(request.steps) - plan.start_step, 1)
         frames = request.frames * steps + self.frames - request.frames

@@ -92,7 +92,7 @@ async def test_a_get_has_no_body(guarded: Guarded, length: str) -> None:
 
 
 async def test_images_that_are_sent_along_are_few_at_once(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "RECEIVED_AT_ONCE", 4)
+    monkeypatch.setattr(uploads, "RECEIVED_AT_ONCE", 8)
     sending = f"{EDIT}Host: 127.0.0.1\r\nAuthorization: Bearer {guarded.keys['eve']}\r\n\r\n"
     async with connected(guarded, sending), connected(guarded, sending):
         await until(guarded, 2)

@@ -14,7 +14,7 @@ from protos import common_pb2, gateway_pb2
 from services.gateway import uploads
 from services.gateway.service import GatewayService
 from shared.client import AsyncClient
-from shared.domain.errors import UnauthenticatedError
+from shared.domain.errors import OverloadedError, UnauthenticatedError
 from shared.domain.identity import Role, parsed
 from shared.runtime import rpc
 from shared.runtime.settings import Settings
@@ -107,15 +107,20 @@ async def test_an_abandoned_upload_leaves_nothing(guarded: Guarded, monkeypatch:
     assert [blob.key async for blob in backends.blobs.list("uploads/")] == []
 
 
-async def test_a_flood_of_one_tenant_leaves_room_for_others(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "RECEIVED_AT_ONCE", 4)
+async def test_a_flood_of_one_caller_leaves_room_for_others(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "RECEIVED_AT_ONCE", 8)
+    await guarded.issue("ivy", "rival", [Role.USER])
     async with sending(guarded, "eve", BEGUN, over=False), sending(guarded, "eve", BEGUN, over=False):
         await until(guarded, 2)
         async with sending(guarded, "eve", BEGUN, over=False) as third:
             code, said = await ended(third)
-            assert (code, "2 of this tenant, 2 of all" in said) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
-        async with guarded.client("alice") as alice:
-            assert (await alice.generate("a fox", image=RED, steps=2)).png
+            assert (code, "2 of yours, 2 of your tenant, 2 of all" in said) == (
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                True,
+            )
+        async with guarded.client("alice") as alice, guarded.client("ivy") as colleague:
+            for other in (alice, colleague):
+                assert (await other.generate("a fox", image=RED, steps=2)).png
             (planned,) = await alice.plan("a fox", image=RED, strength=0.5, steps=2)
             assert planned.job.plan.start_step == 1
 
@@ -132,3 +137,22 @@ async def test_an_upload_ends_with_its_key(guarded: Guarded) -> None:
     async with AsyncClient(guarded.address, retry_s=0.0, api_key=guarded.keys["leaver"]) as client:
         with pytest.raises(UnauthenticatedError):
             await client.plan("a fox", image=RED)
+
+
+async def test_no_subject_and_no_tenant_takes_the_last_place() -> None:
+    receiving = uploads.Receiving(1)
+    with contextlib.ExitStack() as held:
+
+        def taken(tenant: str, subject: str) -> int:
+            """Take all that this caller may, and return how many."""
+            for number in range(100):
+                try:
+                    held.enter_context(receiving.by(tenant, subject))
+                except OverloadedError:
+                    return number
+            return 100
+
+        assert [taken("a", name) for name in ("ann", "ben", "cas")] == [4, 2, 1]
+        assert taken("", "") == 5  # anonymous callers are one
+        assert taken("b", "dan") == 1
+    assert receiving.count == 0

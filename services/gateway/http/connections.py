@@ -34,11 +34,13 @@ class Connection(H11Protocol):
 
     def _wait(self) -> None:
         idle = self.cycle is None or self.cycle.response_complete
-        self._timer = self.loop.call_later(REQUEST_S, self._look, self.cycle, idle)
+        unsent = self.transport.get_write_buffer_size()
+        self._timer = self.loop.call_later(REQUEST_S, self._look, self.cycle, idle, unsent)
 
-    def _look(self, last: Any, idle: bool) -> None:
-        """Close the connection if it was idle after request `last`, none has begun since, and its answer is sent."""
-        if idle and self.cycle is last and not self.transport.get_write_buffer_size():
-            self.transport.close()
+    def _look(self, last: Any, idle: bool, unsent: int) -> None:
+        """Close the connection if it was idle after request `last`, none has begun since, and the client has read its
+        answer or nothing of it."""
+        if idle and self.cycle is last and self.transport.get_write_buffer_size() in (0, unsent):
+            self.transport.abort()
         else:
             self._wait()

@@ -177,7 +177,8 @@ class Admission:
                 if scope["method"] not in _BODILESS:
                     principal(scope)
                     if has_files(scope):
-                        held.enter_context(self._receiving.by(caller(Request(scope)).tenant))
+                        who = caller(Request(scope))
+                        held.enter_context(self._receiving.by(who.tenant, who.subject))
                         scope[HELD] = held
                 receive = await _bounded(scope, receive, self._rules.most_of(scope))
                 await self._app(scope, receive, sent)

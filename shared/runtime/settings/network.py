@@ -120,6 +120,6 @@ class Network(Section):
         64 * 2**20,
         ge=2**16,
         description="Bytes of one gRPC message at most, its image included. Both ends must allow the size. "
-        "Only the embedder receives images: a request to the gateway has two prompts of max_prompt_chars and 128 KiB "
-        "at most, one to another service 16 prompts.",
+        "Only the embedder receives whole images: a request to the gateway has two prompts of max_prompt_chars and "
+        "128 KiB at most, one to another service 16 prompts.",
     )
