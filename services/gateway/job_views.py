@@ -17,7 +17,7 @@ from services.gateway.fanout import Rows
 from shared.blobs import Blobs
 from shared.blobs.ahead import ReadAhead
 from shared.domain.errors import AfterimageError, BlobMissingError, NotFoundError
-from shared.domain.identity import label_of
+from shared.domain.identity import label_of, subject_of
 from shared.domain.messages import JobSucceeded, Progress
 from shared.domain.plan_rules import shown_plan
 from shared.domain.types import CacheMode, Job, JobState, Modality, Result, Scope, Timings
@@ -45,7 +45,7 @@ class Answers:
             self._timings[job_id] = replace(self._timings[job_id], total_s=total_s)
 
     def job(self, job: Job) -> pb.Job:
-        shown = replace(job, plan=shown_plan(job.plan, job.request.user))
+        shown = replace(job, plan=shown_plan(job.plan, subject_of(job.request.user)))
         message, known = job_to_proto(shown), self._timings.get(job.id)
         message.request.user = label_of(job.request.user)
         message.error = job.error or dropped_because(job)
@@ -154,7 +154,7 @@ def accepted_event(job: Job, position: int) -> gateway_pb2.GenerateStreamRespons
         accepted=gateway_pb2.Accepted(
             job_id=job.id,
             queue_position=position,
-            plan=plan_to_proto(shown_plan(job.plan, job.request.user)),
+            plan=plan_to_proto(shown_plan(job.plan, subject_of(job.request.user))),
             predicted_s=job.predicted_s,
         )
     )

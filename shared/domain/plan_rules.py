@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from shared.domain.identity import subject_of
 from shared.domain.ids import ids_in
 from shared.domain.messages import lane_of, refine_lane
 from shared.domain.types import Entry, Modality, ModelPlan, Plan, PlanSource, Request, Source
@@ -73,18 +72,18 @@ def steps_at(strength: float, steps: int) -> int:
     return round(strength * steps)
 
 
-def shown_plan(plan: Plan, user: str) -> Plan:
+def shown_plan(plan: Plan, subject: str) -> Plan:
     """Return the plan as its caller may see it: without the ids and blobs of other callers' entries. Their candidates
     are those without a prompt.
 
-    user: stored user of the job. A chain of own images may have begun with another caller's. The plan does not name
-    that caller, so a caller with a key sees a root only where it is an own candidate.
+    subject: of the job's key; empty: anonymous. A chain of own images may have begun with another caller's. The plan
+    does not name that caller, so a caller with a key sees a root only where it is an own candidate.
     """
     own, others = set[str](), set[str]()
     for one in plan.candidates:
         for entry_id, prompt in ((one.entry_id, one.prompt), (one.background_id, one.background_prompt)):
             (own if prompt else others).add(entry_id)
-    if subject_of(user):
+    if subject:
         for made in filter(None, (plan, plan.fallback)):
             others |= {made.root, made.background_root} - own
     others.discard("")

@@ -8,13 +8,14 @@ from typing import Any
 from services.gateway.deadlines import dropped_because, late_because
 from services.gateway.http.answers import origin
 from shared.client.views import Picture
+from shared.domain.identity import subject_of
 from shared.domain.plan_rules import shown_plan
 from shared.domain.types import Job, JobState, Timings
 
 
 def summary(job: Job) -> dict[str, Any]:
     """Return the facts of a list's row; seconds are floats, times Unix seconds."""
-    request, result, plan = job.request, job.result, shown_plan(job.plan, job.request.user)
+    request, result, plan = job.request, job.result, shown_plan(job.plan, subject_of(job.request.user))
     timings = result.timings if result else Timings()
     model = result.model if result else plan.model
     came = origin(
@@ -62,7 +63,7 @@ def summary(job: Job) -> dict[str, Any]:
 
 def detail(job: Job, timings: Timings) -> dict[str, Any]:
     """Return the summary with the request's options, the plan's reason and candidates, and the seconds by stage."""
-    request, plan = job.request, shown_plan(job.plan, job.request.user)
+    request, plan = job.request, shown_plan(job.plan, subject_of(job.request.user))
     late = late_because(job)
     return summary(job) | {
         "negative_prompt": request.negative_prompt,

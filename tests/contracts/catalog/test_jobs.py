@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.gateway.caller import Caller
+from services.gateway.own_jobs import own_job
 from shared.catalog import Catalog
 from shared.catalog.jobs.lanes import Taken
 from shared.domain.errors import ConflictError, NotFoundError
@@ -275,3 +278,8 @@ async def test_what_a_tenant_has_taken(catalog: Catalog) -> None:
     assert each == 64 * 64 * 50
     assert await catalog.jobs.taken("small") == Taken(2, 2 * each)
     assert await catalog.jobs.taken("nobody") == Taken()
+
+
+async def test_an_id_that_no_database_takes_is_no_job(catalog: Catalog, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="no such job"):
+        await own_job(catalog.jobs, "a\0b", Caller("acme"), tmp_path)
