@@ -21,9 +21,10 @@ from shared.catalog import open_catalog
 from shared.domain.errors import InvalidRequestError, NotFoundError, PermissionDeniedError
 from shared.domain.identity import Role, issued, principal_of
 from shared.runtime import audit, rpc
+from shared.runtime.direct import CallContext
 from shared.runtime.settings import Settings
 from shared.service import running
-from shared.service.door import Door
+from shared.service.door import Door, actor_of
 
 
 def _lines(folder: Path) -> list[dict[str, str]]:
@@ -118,6 +119,11 @@ def test_a_flood_of_lines_fills_no_disk(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(files) == audit.KEPT + 1
     assert sum(file.stat().st_size for file in files) < 1500 * (audit.KEPT + 1)
     assert _lines(tmp_path)[-1]["target"] == "199"
+
+
+def test_a_call_over_the_servers_own_socket_is_its_accounts() -> None:
+    """An operator of an embedded server was `anonymous at unix:`."""
+    assert actor_of(CallContext(())) == audit.local_actor()
 
 
 def test_an_admin_who_reads_again_and_again_pushes_out_no_line(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ async def test_a_plan_tells_no_prompt_and_no_id_of_others(
 
 
 async def test_what_descends_from_another_callers_image_does_not_name_it(guarded: Guarded) -> None:
-    """From the second generation on every candidate was the caller's own, and the root was shown."""
+    """In the second generation all candidates were the caller's own, and the plan named another caller's root."""
     prompt = "an otter plays the bassoon under an aqueduct"
     async with guarded.client("alice") as alice, guarded.client("bob") as bob:
         first = await alice.generate(prompt, steps=10, seed=21, scope="tenant", cache="write")

@@ -22,7 +22,7 @@ from shared.service.readiness import Readiness
 
 T = TypeVar("T")
 HELD = "afterimage.held"
-"""Where a request's scope has the ExitStack of its place among the uploads."""
+"""Key of a request's scope: the ExitStack that frees the memory counted for its upload."""
 
 
 @dataclass(frozen=True)

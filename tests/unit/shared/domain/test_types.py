@@ -20,6 +20,9 @@ from shared.domain.types import (
     Candidate,
     Captured,
     CompatKey,
+    Job,
+    JobState,
+    Lead,
     ModelPlan,
     Plan,
     PlanSource,
@@ -202,3 +205,12 @@ def test_a_plan_of_before_models_had_a_t_of_their_own_runs_the_requests() -> Non
     old = b'{"source": "image", "model": "small", "start_step": 4, "may_run": [{"model": "small", "start_step": 4}]}'
     assert from_json(Plan, old).run_steps(20) == 20
     assert Plan(PlanSource.IMAGE, "turbo", 3, may_run=(ModelPlan("turbo", 3, steps=10),)).run_steps(50) == 10
+
+
+def test_the_work_of_a_clip_that_goes_on_counts_the_frames_before_it() -> None:
+    request = Request(prompt="a fox", size=Size(64, 32), steps=10, guidance=1.0, seed=1, frames=4)
+    plan = Plan(PlanSource.NOISE, "clips", lead=Lead("j", "pictures/j/1.png", "0" * 64, frames=20, held=1))
+    whole = Job("k", request, plan, JobState.QUEUED)
+    assert whole.frames == 23
+    assert whole.pixel_steps == (4 * 10 + 19) * 64 * 32
+    assert replace(whole, plan=replace(plan, lead=None)).pixel_steps == 4 * 10 * 64 * 32
