@@ -18,7 +18,7 @@ SAME_S = 60.0
 _noted: TTLCache[tuple[Path, str, str, str], None] = TTLCache(10_000, SAME_S)
 
 
-def unknown(job_id: str) -> str:
+def _unknown(job_id: str) -> str:
     """Return what a caller is told of a job that does not exist for it."""
     return f"job {job_id[:64]!r}: no such job; it never existed or its result expired"
 
@@ -40,7 +40,7 @@ async def own_job(jobs: Rows, job_id: str, caller: Caller, data_dir: Path, actio
     """
     try:
         if "\0" in job_id:  # PostgreSQL refuses such a text
-            raise NotFoundError(unknown(job_id))
+            raise NotFoundError(_unknown(job_id))
         job = await jobs.get(job_id)
         if caller.may_see(job.request.tenant, job.request.user):
             note_admin(caller, data_dir, action, job_id, job.request.user)
@@ -48,4 +48,4 @@ async def own_job(jobs: Rows, job_id: str, caller: Caller, data_dir: Path, actio
     except UnreadableRowError as error:
         if error.tenant == caller.tenant and (caller.admin or not caller.subject):
             raise
-    raise NotFoundError(unknown(job_id))
+    raise NotFoundError(_unknown(job_id))

@@ -55,7 +55,7 @@ def _user_of(text: str, subject: str | None = None) -> str:
     try:
         return str(json.loads(text).get("user", ""))
     except (ValueError, AttributeError):
-        return subject and under(subject, "")
+        return under(subject, "")
 
 
 def _cancel(connection: sa.Connection, job_ids: Sequence[str]) -> list[str]:
