@@ -72,6 +72,21 @@ async def test_silent_connections_and_endless_heads_are_closed(
         assert (await said(answered)).startswith("HTTP/1.1 200")  # and then closed, since no second request comes
 
 
+async def test_a_client_that_reads_no_answer_is_closed(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large answer was held for as long as the client liked."""
+    monkeypatch.setattr(connections, "UNREAD_S", 0.3)
+    get = "GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    async with http(guarded) as client:
+        size = len((await client.get("/openapi.json")).content)
+    asked = 32 * 2**20 // size  # more than the kernel holds between both ends
+    async with connected(guarded, get * asked) as (_, writer), asyncio.timeout(10.0):
+        with pytest.raises(ConnectionError):
+            while True:
+                writer.write(b"G")  # a connection that was broken says so
+                await writer.drain()
+                await asyncio.sleep(0.05)
+
+
 async def test_connections_above_the_bound_are_refused(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "MOST_CONNECTIONS", 3)
     async with contextlib.AsyncExitStack() as held:

@@ -1,4 +1,5 @@
-"""Connections of the HTTP port: bounded in number, and closed when no whole request comes in time."""
+"""Connections of the HTTP port: bounded in number, and closed when no whole request comes in time or no answer is
+read."""
 
 from __future__ import annotations
 
@@ -11,14 +12,18 @@ from shared.runtime.addresses import most_connections
 
 REQUEST_S = 10.0
 """Seconds in which the head of a request must arrive, or twice that after an answer."""
+UNREAD_S = 60.0
+"""Seconds in which a client must read the 64 KiB of an answer that wait for it, before it gets more."""
 SHARE = 0.25
 """Share of the process's open files that HTTP connections may take."""
 
 
 class Connection(H11Protocol):
-    """An HTTP connection that must send the head of each request within REQUEST_S; uvicorn waits for it without end."""
+    """An HTTP connection that must send the head of each request within REQUEST_S, and read its answer at UNREAD_S;
+    uvicorn waits for both without end."""
 
     _timer: asyncio.TimerHandle | None = None
+    _reading: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -28,9 +33,19 @@ class Connection(H11Protocol):
             self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._reading):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._reading = self.loop.call_later(UNREAD_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._reading is not None:
+            self._reading.cancel()
 
     def _wait(self) -> None:
         idle = self.cycle is None or self.cycle.response_complete
