@@ -19,7 +19,7 @@ from services.gateway.http.errors import HttpError, answer_of
 from services.gateway.http.events import EVENTS, error_event
 from services.gateway.http.forms import MULTIPART, media_type
 from services.gateway.http.identity import Callers, caller, principal
-from services.gateway.uploads import Receiving
+from services.gateway.uploads import RECEIVE_S, Receiving
 from shared.domain.errors import AfterimageError
 from shared.domain.ids import new_id
 from shared.runtime import tracing
@@ -30,7 +30,7 @@ from shared.service.door import keys_needed
 GONE = 499
 """Status in metrics of a request whose client left before the answer began."""
 BODY_S = 30.0
-"""Seconds in which a body must arrive."""
+"""Seconds in which a body without files must arrive."""
 LAST_S = 1.0
 """Seconds for the last event of a stream whose key ended; a client that does not read it is disconnected."""
 _UPLOADS = ("/v1/images/edits", "/v1/videos", "/console/api/edits")
@@ -48,6 +48,8 @@ class Rules:
     hosts: frozenset[str] | None
     """Host names besides localhost and IP addresses; None: all."""
     origins: frozenset[str]
+    """Origins whose pages may call, besides the address that a request names: those of the setting, and that of
+    `http_public_url`, where a proxy ends TLS."""
     most_bytes: int
     upload_bytes: int
     """Bytes of files, beside those of all fields."""
@@ -58,7 +60,10 @@ class Rules:
         # a page that rebinds its name to this machine has no key; without keys, its name gives it away
         every = "*" in hosts or (not hosts and keys_needed(settings, settings.http_listen))
         most_bytes = _FIELDS_BYTES + 2 * _CHAR_BYTES * settings.max_prompt_chars
-        return cls(None if every else hosts, frozenset(settings.http_origins), most_bytes, settings.max_upload_bytes)
+        public = urlsplit(settings.http_public_url.lower())
+        own = [f"{public.scheme}://{public.netloc}"] * bool(public.netloc)
+        origins = frozenset([*settings.http_origins, *own])
+        return cls(None if every else hosts, origins, most_bytes, settings.max_upload_bytes)
 
     def most_of(self, scope: Scope) -> int:
         """Return the bytes of a body at most."""
@@ -77,7 +82,7 @@ class Rules:
             rule = f"Host: {name[:100]!r} is no name of this server; the setting http_hosts lists others"
             raise HttpError(403, rule, "Host", "host_not_allowed", "permission_error")
         for origin in headers.getlist("origin"):
-            if origin not in self.origins and origin.lower() != f"{scheme}://{host}":
+            if not {origin, origin.lower()} & {*self.origins, f"{scheme}://{host}"}:
                 rule = f"Origin: pages of {origin[:100]!r} may not call this server; the setting http_origins lists"
                 raise HttpError(403, f"{rule} those that may", "Origin", "origin_not_allowed", "permission_error")
 
@@ -200,9 +205,9 @@ async def _bounded(scope: Scope, receive: Receive, most: int) -> Receive:
     given = Headers(scope=scope).get("content-length", "0")
     if given.isdecimal() and int(given[:20]) > most:
         raise _too_large(most)
-    body, more = bytearray(), True
+    body, more, within_s = bytearray(), True, RECEIVE_S if has_files(scope) else BODY_S
     try:
-        async with asyncio.timeout(BODY_S):
+        async with asyncio.timeout(within_s):
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
@@ -212,7 +217,7 @@ async def _bounded(scope: Scope, receive: Receive, most: int) -> Receive:
                 if len(body) > most:
                     raise _too_large(most)
     except TimeoutError:
-        raise HttpError(408, f"the body did not arrive within {BODY_S:g} s", code="request_timeout") from None
+        raise HttpError(408, f"the body did not arrive within {within_s:g} s", code="request_timeout") from None
     return _after({"type": "http.request", "body": bytes(body), "more_body": False}, receive)
 
 
