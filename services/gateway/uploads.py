@@ -8,6 +8,7 @@ import hashlib
 import io
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
@@ -120,14 +121,15 @@ class Uploads:
     """Reads uploads and stores them for their jobs."""
 
     def __init__(self, blobs: Blobs) -> None:
-        self._blobs, self._decoding = blobs, asyncio.Semaphore(_AT_ONCE)
+        # of its own: a call that leaves does not end its thread, and would let the next one begin beside it
+        self._blobs, self._decoding = blobs, ThreadPoolExecutor(_AT_ONCE, "uploads")
 
     async def read(self, image: bytes, mask: bytes, size: Size) -> Uploaded:
-        """Check and convert an image in a thread, few at once. Raises InvalidRequestError, which names the field."""
+        """Check and convert an image on a thread, few at once. Raises InvalidRequestError, which names the field."""
         if find_spec("PIL") is None:
             raise InvalidRequestError("image", "cannot be read: this gateway is installed without Pillow")
-        async with self._decoding:
-            return await asyncio.to_thread(_uploaded, image, mask, size)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._decoding, _uploaded, image, mask, size)
 
     async def store(self, uploaded: Uploaded, requests: Sequence[Request]) -> None:
         """Store the upload for each request. Raises what the blob store raises."""

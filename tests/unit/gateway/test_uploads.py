@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import struct
+import threading
 import zlib
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from services.gateway import uploads as module
 from services.gateway.uploads import MOST_PIXELS, Uploaded, Uploads
 from shared.blobs import open_blobs
 from shared.domain.errors import InvalidRequestError
@@ -108,3 +111,27 @@ async def test_a_mask_becomes_the_transparency_of_the_stored_image(uploads: Uplo
 async def test_what_is_refused(uploads: Uploads, image: bytes, mask: bytes, said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said):
         await uploads.read(image, mask, SIZE)
+
+
+async def test_callers_who_leave_do_not_let_more_images_be_decoded_at_once(
+    uploads: Uploads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread goes on decoding after its call was cancelled, and the next call began another beside it."""
+    begun, over = list[bytes](), threading.Event()
+
+    def decoding(image: bytes, *_given: Any) -> Uploaded:
+        begun.append(image)
+        over.wait(10.0)
+        return Uploaded(image, "", masked=False)
+
+    monkeypatch.setattr(module, "_uploaded", decoding)
+    for number in range(4):
+        left = [asyncio.create_task(uploads.read(b"%d" % number, b"", SIZE)) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+    assert begun == [b"0", b"0"]
+    over.set()
+    assert (await uploads.read(b"last", b"", SIZE)).png == b"last"
+    assert begun == [b"0", b"0", b"last"]
