@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 from protos import common_pb2 as pb
 from services.gateway.admission import Admission
@@ -38,6 +39,9 @@ from shared.models import ModelCard
 from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
 from shared.service.dispatch import dispatch
+
+PLANS_AT_ONCE = 4
+"""Plans without a job that are made for one tenant at the same time; further ones wait."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,8 @@ class Intake:
         self.admission = Admission(context.settings.max_queued, rows.queued_by_tenant)
         self._tenants = TenantUse(context.settings.limits_of, rows.taken)
         self._obstacles = Obstacles(context, roster)
+        self._planning = WeakValueDictionary[str, asyncio.Semaphore]()
+        """Of each tenant whose plans are being made without a job."""
         # batches end well before the next sweep, and are rare, so few coincide with generating or storing an image
         self._confirmer = Confirmer(context.backends.catalog, every_s=min(1.0, context.settings.sweep_s / 10))
 
@@ -118,7 +124,12 @@ class Intake:
         return accepted
 
     async def plan(self, message: pb.Request, caller: Caller, count: int = 1) -> list[Job]:
-        """Return the jobs that `accept` would create now, without ids. Writes, sends and counts nothing."""
+        """Return the jobs that `accept` would create now, without ids. Writes, sends and counts nothing. A tenant's
+        plans are made PLANS_AT_ONCE at a time: they take no place in the queue, and would keep others from theirs."""
+        async with self._planning.setdefault(caller.tenant, asyncio.Semaphore(PLANS_AT_ONCE)):
+            return await self._plan(message, caller, count)
+
+    async def _plan(self, message: pb.Request, caller: Caller, count: int) -> list[Job]:
         requests, card, said = self._requests(message, caller, count)
         if (uploaded := await self._uploaded(message, requests[0])) is not None:
             requests = [replace(request, upload=uploaded.of_job("")) for request in requests]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -16,43 +17,58 @@ def boarding(waiting: Iterable[I], seats: int) -> list[I]:
     return list(islice(dict.fromkeys(waiting), seats))
 
 
+@dataclass(slots=True)
+class _Waiting(Generic[O]):
+    """One item that waits for its batch."""
+
+    answer: asyncio.Future[O]
+    callers: int = 0
+
+
 class MicroBatcher(Generic[I, O]):
-    """Runs one batch at a time; equal items that wait together are computed once."""
+    """Runs one batch at a time; equal items that wait together are computed once, and those whose callers left are
+    not."""
 
     def __init__(self, run: Callable[[list[I]], Awaitable[Sequence[O]]], *, seats: int, wait_s: float = 0.0) -> None:
         """`run` returns a batch's results in order; after an idle period, the first item waits `wait_s` for others."""
         self._run = run
         self._seats = seats
         self._wait_s = wait_s
-        self._waiting: dict[I, asyncio.Future[O]] = {}
+        self._waiting: dict[I, _Waiting[O]] = {}
         self._running: asyncio.Task[None] | None = None
 
     async def submit(self, items: Sequence[I]) -> list[O]:
         """Return the results in the items' order; raise the error of the batch that failed."""
-        futures = [self._enqueue(item) for item in items]
-        if futures and (self._running is None or self._running.done()):
+        places = [self._enqueue(item) for item in items]
+        if places and (self._running is None or self._running.done()):
             self._running = asyncio.create_task(self._ride())
-        # shielded: a caller that is cancelled must not cancel the result of callers with the same item
-        return list(await asyncio.gather(*(asyncio.shield(future) for future in futures)))
+        try:
+            # shielded: a caller that is cancelled must not cancel the result of callers with the same item
+            return list(await asyncio.gather(*(asyncio.shield(place.answer) for place in places)))
+        finally:
+            for item, place in zip(items, places, strict=True):
+                place.callers -= 1
+                if place.callers == 0 and self._waiting.get(item) is place:
+                    del self._waiting[item]
 
     async def close(self) -> None:
         """Wait for the batches in progress."""
         if self._running is not None:
             await self._running
 
-    def _enqueue(self, item: I) -> asyncio.Future[O]:
-        if item not in self._waiting:
-            future: asyncio.Future[O] = asyncio.get_running_loop().create_future()
-            future.add_done_callback(_seen)
-            self._waiting[item] = future
-        return self._waiting[item]
+    def _enqueue(self, item: I) -> _Waiting[O]:
+        if (place := self._waiting.get(item)) is None:
+            place = self._waiting[item] = _Waiting(asyncio.get_running_loop().create_future())
+            place.answer.add_done_callback(_seen)
+        place.callers += 1
+        return place
 
     async def _ride(self) -> None:
         if self._wait_s and len(self._waiting) < self._seats:
             await asyncio.sleep(self._wait_s)
         while self._waiting:
             batch = boarding(self._waiting, self._seats)
-            futures = [self._waiting.pop(item) for item in batch]
+            futures = [self._waiting.pop(item).answer for item in batch]
             try:
                 for future, answer in zip(futures, await self._run(batch), strict=True):
                     future.set_result(answer)

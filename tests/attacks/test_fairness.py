@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 from protos import common_pb2, gateway_pb2
 from protos.common_pb2 import CACHE_MODE_OFF as OFF
 from protos.gateway_pb2_grpc import GatewayServiceStub
+from services.gateway.intake import PLANS_AT_ONCE
+from services.gateway.lookup import Lookup
 from shared.client import AsyncClient
 from shared.domain.errors import OverloadedError
 from shared.domain.identity import Role, issued, principal_of
@@ -49,6 +52,40 @@ async def test_what_a_flooding_tenant_left_is_cancelled_and_others_jobs_stay(tmp
             while (await it.backends.catalog.jobs.queued_by_tenant()) != {"flood": 1, "quiet": 1}:
                 await asyncio.sleep(0.01)
         running.cancel()
+
+
+async def test_a_flood_of_plans_waits_inside_its_tenant(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans take no place in the queue; a flood of them kept the embedder from the requests of others."""
+    settings = Settings(
+        data_dir=tmp_path, listen="127.0.0.1:0", metrics_listen="", large="noop:", encoder=str(tiny / "clip"),
+        torch_threads=1, check_share=0.0,
+    )  # fmt: skip
+    asked = gateway_pb2.PlanRequest(request=common_pb2.Request(prompt="a fox", steps=4))
+    planning, whole = Counter[str](), Lookup.plan
+
+    async def slow(self: Lookup, requests: Any, *given: Any, **options: Any) -> Any:
+        planning[tenant := requests[0].tenant] += 1
+        if tenant == "flood":
+            await asyncio.sleep(60.0)
+        return await whole(self, requests, *given, **options)
+
+    monkeypatch.setattr(Lookup, "plan", slow)
+    async with house(settings) as it, grpc.aio.insecure_channel(it.process.address) as channel:
+        stub: Any = GatewayServiceStub(channel)
+        calls = [stub.Plan(asked, metadata=[("tenant", "flood")], timeout=60.0) for _ in range(3 * PLANS_AT_ONCE)]
+        async with asyncio.timeout(10.0):
+            while planning["flood"] < PLANS_AT_ONCE:
+                await asyncio.sleep(0.01)
+        assert (await stub.Plan(asked, metadata=[("tenant", "quiet")], timeout=10.0)).jobs
+        assert planning == {"flood": PLANS_AT_ONCE, "quiet": 1}
+        calls[0].cancel()
+        async with asyncio.timeout(10.0):
+            while planning["flood"] <= PLANS_AT_ONCE:  # one that waited takes the turn
+                await asyncio.sleep(0.01)
+        for call in calls:
+            call.cancel()
 
 
 async def test_a_flood_of_one_tenant_delays_another_by_few_jobs(

@@ -77,6 +77,25 @@ async def test_who_gives_up_takes_nothing_from_who_waits_for_the_same() -> None:
     await batcher.close()
 
 
+async def test_what_nobody_waits_for_any_more_is_not_computed() -> None:
+    """A flood of calls that timed out kept a model busy for as long as it had lasted."""
+    recorder = Recorder()
+    batcher = MicroBatcher(recorder.run, seats=8)
+    recorder.gate.clear()
+    first = asyncio.create_task(batcher.submit([1]))
+    await asyncio.sleep(0.01)
+    *gone, last = (asyncio.create_task(batcher.submit([item])) for item in (2, 3, 3, 4))
+    await asyncio.sleep(0.01)
+    for task in gone:
+        task.cancel()
+    await asyncio.gather(*gone, return_exceptions=True)
+    again = asyncio.create_task(batcher.submit([3]))
+    await asyncio.sleep(0)
+    recorder.gate.set()
+    assert [await task for task in (first, last, again)] == [[2], [8], [6]]
+    assert recorder.batches == [[1], [4, 3]]
+
+
 async def test_nothing_asked_nothing_run() -> None:
     recorder = Recorder()
     assert await MicroBatcher(recorder.run, seats=8).submit([]) == []
