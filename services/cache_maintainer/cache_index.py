@@ -86,8 +86,8 @@ class CacheIndex:
         """Entries whose insertion failed, or succeeded without a reply."""
         self._unindexed: set[str] = set()
         """Entries whose row changed and whose index object may be stale."""
-        self._unerased: set[str] = set()
-        """Jobs of erasures that failed in part."""
+        self._unerased: dict[str, str] = {}
+        """Jobs of erasures that failed in part, with the tenant whose data was erased; empty: of a single job."""
         self._again: list[Repeat] = []
         self._fresh = Fresh()
         self.doomed = DeferredDeletes(backends, clock, grace_s, check)

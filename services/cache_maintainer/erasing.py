@@ -44,20 +44,23 @@ class Erased:
 class Erasures(Removals):
     """Erases jobs with their entries. An erasure that failed in part is repeated, by the upkeep or by a second call."""
 
-    async def erase(self, job_ids: Collection[str]) -> Erased:
-        """Erase these jobs; try those again, without counting them, that an earlier call did not erase in full.
+    async def erase(self, job_ids: Collection[str], tenant: str = "") -> Erased:
+        """Erase these jobs; try those of the tenant again, without counting them, that an earlier call did not erase in
+        full.
+
+        tenant: whose data is erased; empty: of single jobs.
 
         Each store is tried, even if another one failed: what dangles then is a hole. On a full disk the catalog cannot
         note what is erased; the rows go all the same, once the blobs have made room.
         """
         found, ids = Erased(), sorted({*filter(is_id, job_ids)})
-        earlier = self._unerased.difference(ids)
+        earlier = {job_id for job_id, owner in self._unerased.items() if tenant and owner == tenant}.difference(ids)
         if ids:
             self._repeat(ids)  # first: an erasure that is interrupted is repeated, too
-            await self._erase_now(found, ids)
+            await self._erase_now(found, ids, tenant)
         if earlier:
             await self.erase_again()
-            found.left += ["what an earlier erasure left is still there"] * bool(self._unerased & earlier)
+            found.left += ["what an earlier erasure left is still there"] * bool(earlier & self._unerased.keys())
         return found
 
     def _repeat(self, ids: Sequence[str]) -> None:
@@ -74,7 +77,7 @@ class Erasures(Removals):
         """Repeat the erasures that failed, and those whose time has come."""
         now = self._clock.monotonic()
         due = [one for one in self._again if one.at <= now]
-        again = self._unerased.union(*(one.job_ids for one in due))
+        again = {*self._unerased}.union(*(one.job_ids for one in due))
         if not again:
             return
         runs, later = self._backends.catalog.erasing.runs, now + AGAIN_S[-1]
@@ -82,7 +85,7 @@ class Erasures(Removals):
         await self._erase_now(Erased(), sorted(again))
         self._again = [one for one in (*self._again, *held) if one not in due]
 
-    async def _erase_now(self, found: Erased, ids: Sequence[str]) -> None:
+    async def _erase_now(self, found: Erased, ids: Sequence[str], tenant: str = "") -> None:
         """Erase from each store. The rows go last, so that a second call finds the jobs of an interrupted one."""
         index = self._backends.index
         async with self._lock:
@@ -96,10 +99,11 @@ class Erasures(Removals):
             await self._try(found, "live checks", self._end_checks)  # their jobs have copies of requests
             for start in range(0, len(ids), IDS_IN_A_FACT):
                 await self._tell(DataErased(tuple(ids[start : start + IDS_IN_A_FACT])))
-        if found.left:
-            self._unerased.update(ids)
-        else:
-            self._unerased.difference_update(ids)
+        for job_id in ids:
+            if found.left:
+                self._unerased.setdefault(job_id, tenant)
+            else:
+                self._unerased.pop(job_id, None)
 
     async def _try(self, found: Erased, store: str, work: Callable[[], Awaitable[None]]) -> bool:
         try:

@@ -267,7 +267,7 @@ class CacheMaintainerService(Upkeep, pb_grpc.CacheMaintainerServiceServicer):
         with self._recorded(context, "erase", target_of(request), _asked_by(request, context)) as outcome:
             self._check_leads()
             job_ids = await jobs_to_erase(request, self._backends.catalog.erasing)
-            erased = await self.cache.erase(job_ids)
+            erased = await self.cache.erase(job_ids, request.tenant)
             outcome.said = f"jobs: {erased.removed.get('jobs', (0, 0))[0]}{', a part failed' if erased.left else ''}"
         return pb.EraseResponse(erasure=erasure(erased))
 

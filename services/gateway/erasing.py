@@ -11,6 +11,7 @@ from services.gateway.own_jobs import own_job
 from shared.catalog import Catalog
 from shared.domain.errors import InvalidRequestError, NotFoundError, PermissionDeniedError
 from shared.domain.identity import Principal, Role
+from shared.domain.ids import is_id
 from shared.runtime.settings import Settings
 
 TIMEOUT_S = 600.0
@@ -43,7 +44,7 @@ async def to_erase(
 def target_of(request: gateway_pb2.EraseRequest) -> str:
     """Return what a caller asked to erase, for the audit log."""
     what = request.WhichOneof("what")
-    said = f"{what} {getattr(request, what)}" if what else "nothing"
+    said = f"{what.removesuffix('_id')} {getattr(request, what)}" if what else "nothing"
     return f"{said} of tenant {request.tenant}" if request.tenant else said
 
 
@@ -52,6 +53,6 @@ async def _check_own(job_id: str, caller: Caller, catalog: Catalog, settings: Se
     try:
         await own_job(catalog.jobs, job_id, caller, settings.data_dir, "erase job")
     except NotFoundError:
-        entry = (await catalog.entries.by_ids([job_id])).get(job_id)
+        entry = (await catalog.entries.by_ids([job_id])).get(job_id) if is_id(job_id) else None
         if entry is None or not caller.may_see(entry.tenant, entry.user):
             raise

@@ -34,8 +34,10 @@ from shared.domain.identity import Rate, Role
 from shared.domain.types import IndexFilter, PlanSource, vector_from
 from shared.runtime import rpc
 from shared.runtime.audit import FILE
+from shared.runtime.settings import Settings
 from tests.attacks.conftest import Guarded
 from tests.attacks.test_canaries import rows_with
+from tests.flows.house import house
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -255,6 +257,28 @@ async def test_erasures_of_a_caller_have_a_rate(guarded: Guarded, monkeypatch: p
         with pytest.raises(OverloadedError, match="this caller sends more than its rate of 6/min, burst 2; retry in"):
             await erase(job_id=third)
         assert (await operate(job_id=third))["jobs"] == 1
+
+
+async def test_anonymous_callers_have_that_rate_too(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have every role, and passed for operators."""
+    monkeypatch.setattr(service, "ERASURES", Rate(0.1, 2))
+    settings = Settings(
+        data_dir=tmp_path, listen="127.0.0.1:0", metrics_listen="", large="noop:", encoder=str(tiny / "clip"),
+        torch_threads=1, check_share=0.0,
+    )  # fmt: skip
+    async with house(settings) as it:
+        made = [(await it.client.generate("a tapir", steps=2, seed=seed)).job.id for seed in range(3)]
+        for job_id in made[:2]:
+            await it.client.erase(job_id)
+        with pytest.raises(OverloadedError, match="more than its rate"):
+            await it.client.erase(made[2])
+        asked = list[str]()
+        monkeypatch.setattr(it.backends.catalog.entries, "by_ids", asked.extend)
+        with pytest.raises(NotFoundError):
+            await it.client.erase("with a \0")
+        assert not asked  # PostgreSQL refuses such a text
 
 
 async def test_what_a_late_worker_stores_goes_without_quarantine(guarded: Guarded) -> None:

@@ -145,12 +145,14 @@ async def test_a_store_that_is_away_does_not_keep_the_others(cache: Cache, monke
     with monkeypatch.context() as patch:
         patch.setattr(index, "remove", refuse)
         patch.setattr(blobs, "delete", refuse)
-        erased = await cache.erase([first.id])
+        erased = await cache.erase([first.id], "acme")
         assert [said.partition(":")[0] for said in erased.left] == ["index", "blobs"]
-        assert (await cache.erase([other.id])).left[-1] == "what an earlier erasure left is still there"
+        assert (await cache.erase([other.id], "acme")).left[-1] == "what an earlier erasure left is still there"
+        assert not (await cache.erase([], "rival")).left  # which hears nothing of it
+        assert not (await cache.erase([])).left
     with pytest.raises(NotFoundError):
         await cache._backends.catalog.jobs.get(first.id)
-    again = await cache.erase([])  # as of a user whose rows are gone
+    again = await cache.erase([], "acme")  # as of a user whose rows are gone
     assert not again.left
     assert not again.removed
     await cache.index_pending()
@@ -226,7 +228,7 @@ async def test_two_erasures_that_fail_at_once_are_both_finished(cache: Cache, mo
         patch.setattr(cache._backends.catalog.custody, "erase", _raising(UnavailableError("away", retry_after_s=1.0)))
         for erased in await asyncio.gather(cache.erase([first.id]), cache.erase([other.id])):
             assert {said.partition(":")[0] for said in erased.left} >= {"catalog", "index", "live checks"}
-    assert cache._unerased == {first.id, other.id}
+    assert cache._unerased.keys() == {first.id, other.id}
     await cache.erase_again()
     assert not cache._unerased
     assert not await left(cache, first.id)
