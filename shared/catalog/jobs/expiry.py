@@ -30,16 +30,13 @@ _EXPIRABLE = (
     .order_by(c.updated_at, c.id)
     .limit(EXPIRED_AT_ONCE)
 )
-_EXPIRE = (
-    sa.delete(jobs)
-    # checked again: a job that was reopened in between must stay
-    .where(
-        c.id.in_(sa.bindparam("ids", expanding=True)),
-        c.state.in_([state.value for state in JobState if state.final]),
-        c.updated_at < _before,
-    )
-    .returning(c.picture_key, c.mask_key)
+_STILL = (  # checked again: a job that was reopened in between must stay
+    c.id.in_(sa.bindparam("ids", expanding=True)),
+    c.state.in_([state.value for state in JobState if state.final]),
+    c.updated_at < _before,
 )
+_STILL_DUE = sa.select(c.id).where(*_STILL).with_for_update()
+_EXPIRE = sa.delete(jobs).where(*_STILL).returning(c.picture_key, c.mask_key)
 NO_LATENTS = "none:"
 """Prefix of the placeholder that replaces a blob key for a job that captured no latents."""
 Place = tuple[float, str]
@@ -78,8 +75,10 @@ def _expire(connection: sa.Connection, due: _Due) -> tuple[list[str], bool]:
     """Delete these jobs and expired keys; return keys of images, masks and latents, and whether more keys may have
     expired."""
     forgotten = forget_expired(connection, due.now, EXPIRED_AT_ONCE)
-    latents = drop_captured(connection, due.ids)  # of jobs that became no entry; their rows would go with the jobs
-    expired = connection.execute(_EXPIRE, {"ids": due.ids, "before": due.before}).all()
+    given = {"ids": due.ids, "before": due.before}
+    # of jobs that became no entry; their rows would go with the jobs
+    latents = drop_captured(connection, list(connection.execute(_STILL_DUE, given).scalars()))
+    expired = connection.execute(_EXPIRE, given).all()
     keys = {row.picture_key for row in expired if row.picture_key}
     masks = {row.mask_key for row in expired if row.mask_key}  # of jobs that became no entry
     unnamed = masks | keys - among(connection, c.picture_key, keys) - among(connection, entries.c.picture_key, keys)

@@ -15,7 +15,7 @@ from shared.catalog.engines.around import DatabaseAround
 from shared.catalog.engines.database import R, Ts
 from shared.catalog.jobs.expiry import EXPIRED_AT_ONCE, _due, _expire
 from shared.catalog.jobs.job_rows import row_of
-from shared.catalog.tables import idempotency_keys, jobs
+from shared.catalog.tables import captured, idempotency_keys, jobs
 from shared.domain.errors import NotFoundError
 from shared.domain.ids import new_id
 from shared.domain.types import JobState
@@ -75,11 +75,14 @@ async def test_a_job_that_was_reopened_after_the_expiry_read_it_stays(catalog: C
 
     def reopen(connection: sa.Connection) -> None:
         connection.execute(sa.update(jobs).where(jobs.c.id == reopened.id).values(state=JobState.QUEUED.value))
+        latents = [{"key": f"states/{job.id}", "job_id": job.id} for job in (reopened, gone)]
+        connection.execute(sa.insert(captured), latents)
 
     async def between() -> None:
         await catalog._database.write(reopen)
 
-    await Catalog(Counting(catalog._database, between)).jobs.expire(DAY_S)
+    dropped = await Catalog(Counting(catalog._database, between)).jobs.expire(DAY_S)
+    assert dropped == [f"states/{gone.id}"]
     assert (await catalog.jobs.get(reopened.id)).state is JobState.QUEUED
     with pytest.raises(NotFoundError):
         await catalog.jobs.get(gone.id)
