@@ -24,7 +24,7 @@ from services.gateway.console.sessions import COOKIE, LIFETIME_S, Sessions, cook
 from services.gateway.console.similar import Similar
 from services.gateway.http.api import Api
 from services.gateway.http.events import EVENTS, HEADERS, HEARTBEAT_S, error_event
-from services.gateway.http.fields import Fields, ImageFields, VideoFields
+from services.gateway.http.fields import Fields, ImageFields, Text, VideoFields
 from services.gateway.http.identity import principal
 from services.gateway.http.images import edited
 from services.gateway.http.requests import image_request, video_request
@@ -50,7 +50,7 @@ class LoginFields(Fields):
 
 
 class SimilarFields(Fields):
-    prompt: str
+    prompt: Text
 
 
 class GenerateFields(ImageFields):

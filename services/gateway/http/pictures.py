@@ -21,7 +21,9 @@ def check_output(output: Output) -> None:
 
 
 async def converted(png: bytes, output: Output, quality: int | None = None) -> bytes:
-    """Return the image in this format; a PNG is returned as stored. Compression takes a thread."""
+    """Return the image in this format; a PNG is returned as stored. Compression takes a thread. Raises
+    InvalidRequestError for a format that `check_output` refuses."""
+    check_output(output)
     if output == "png":
         return png
     return await asyncio.to_thread(_encoded, png, output, QUALITY if quality is None else quality)

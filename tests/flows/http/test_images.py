@@ -11,6 +11,7 @@ import openai
 import pytest
 from PIL import Image
 
+from services.gateway.http import pictures
 from tests.flows.house import House
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -48,6 +49,16 @@ async def test_several_images_in_another_format(sdk: openai.AsyncOpenAI) -> None
     assert [(one["index"], one["seed"]) for one in images] == [(0, 7), (1, 8)]
     assert {shown(str(one.b64_json)).format for one in answer.data} == {"JPEG"}
     assert answer.output_format == "jpeg"
+
+
+async def test_a_format_that_a_gateway_cannot_write_is_refused(
+    sdk: openai.AsyncOpenAI, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = await sdk.images.generate(prompt="a red fox", response_format="url", output_format="webp", extra_body=OURS)
+    assert answer.data
+    monkeypatch.setattr(pictures, "find_spec", lambda name: None)  # as where Pillow is not installed
+    refused = await http.get(str(answer.data[0].url))
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "output_format")
 
 
 async def test_an_address_works_without_a_key_until_it_expires(
