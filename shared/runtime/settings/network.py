@@ -106,10 +106,13 @@ class Network(Section):
         "replicas: ip:port,ip:port, or one host name for all.",
     )
     cache_maintainer_address: str = Field(
-        "", description="Address host:port of the cache maintainer that `afterimage cache` calls."
+        "",
+        description="Address host:port of the cache maintainer that `afterimage cache` and gateways call: without it, a "
+        "gateway in a process of its own cannot erase.",
     )
     global_monitor_address: str = Field(
-        "", description="Address host:port of the global monitor that `afterimage monitor` calls."
+        "",
+        description="Address host:port of the global monitor that `afterimage monitor` and the gateway's console call.",
     )
     call_timeout_s: Seconds = Field(
         2.0,
