@@ -33,6 +33,8 @@ async def test_a_plan_tells_no_prompt_and_no_id_of_others(
         assert (same.plan.source is PlanSource.EXACT) == (scope == "tenant")
         assert near.plan.candidates  # they were considered, and are shown without what they are
         read = [await other.get_job(one.job.id) for one in (near, same)]
+        rows = [await guarded.house.backends.catalog.jobs.get(one.job.id) for one in (near, same)]
+        assert SECRET not in repr([row.plan for row in rows])
         for plan in (near.plan, same.plan, *(view.job.plan for view in (*dry, *read))):
             assert first.job.id not in repr(plan)
             assert SECRET not in repr(plan)

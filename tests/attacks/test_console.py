@@ -109,6 +109,27 @@ async def test_a_session_sees_what_its_key_sees(guarded: Guarded) -> None:
     assert "inspect" not in {action for _, action in noted}  # the page of the cache shows counts alone
 
 
+async def test_events_of_others_do_not_arrive(guarded: Guarded) -> None:
+    async with signed_in(guarded, "alice", "bob") as (alice, bob), bob.stream("GET", "events") as events:
+        lines, seen = events.aiter_lines(), list[str]()
+
+        async def made(client: httpx.AsyncClient) -> str:
+            """Send a request, and read bob's events until one of his jobs has succeeded."""
+            job_id = str((await client.post("jobs", json=BODY)).json()["jobs"][0]["id"])
+            async with asyncio.timeout(20.0):
+                while (await client.get(f"jobs/{job_id}")).json()["state"] != "succeeded":
+                    await asyncio.sleep(0.02)
+                while client is bob and not (seen and job_id in seen[-1] and "succeeded" in seen[-1]):
+                    seen.append(await anext(lines))
+            return job_id
+
+        await made(bob)
+        hers = await made(alice)
+        await made(bob)  # whose events come after hers
+        assert "succeeded" in "".join(seen)
+        assert hers not in "".join(seen)
+
+
 async def test_a_change_needs_the_token_of_its_session(guarded: Guarded) -> None:
     async with signed_in(guarded, "alice", "bob") as (alice, bob):
         for token in ("", bob.headers["x-csrf-token"]):

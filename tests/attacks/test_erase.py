@@ -281,6 +281,25 @@ async def test_anonymous_callers_have_that_rate_too(
         assert not asked  # PostgreSQL refuses such a text
 
 
+async def test_the_next_start_knows_nothing_of_it(tmp_path: Path, tiny: Path) -> None:
+    settings = Settings(
+        data_dir=tmp_path, listen="127.0.0.1:0", metrics_listen="", large="noop:", encoder=str(tiny / "clip"),
+        torch_threads=1, check_share=0.0,
+    )  # fmt: skip
+    async with house(settings) as it:
+        gone, kept = [await it.client.generate(f"a {word} ibex", steps=10, seed=3) for word in ("gone", "kept")]
+        for made in (gone, kept):
+            await it.settled(made)
+        await it.client.erase(gone.job.id)
+    async with house(settings) as it:
+        assert [view.job.id for view in (await it.client.list_jobs())[0]] == [kept.job.id]
+        (planned,) = await it.client.plan("a gone ibex", steps=10, seed=3)
+        assert planned.job.plan.source is not PlanSource.EXACT
+        assert gone.job.id not in repr(planned)
+        (planned,) = await it.client.plan("a kept ibex", steps=10, seed=3)
+        assert planned.job.plan.source is PlanSource.EXACT
+
+
 async def test_what_a_late_worker_stores_goes_without_quarantine(guarded: Guarded) -> None:
     backends = guarded.house.backends
     (maintainer,) = (one for one in guarded.house.process.services if one.name == "cache_maintainer")
