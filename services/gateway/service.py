@@ -197,7 +197,7 @@ class GatewayService(GatewayServiceServicer):
             raise
         if Role.OPERATOR not in who.roles or not who.subject:  # anonymous callers have every role
             self._count_erasure(_caller(context).owner)
-        stub: Any = CacheMaintainerServiceStub(place.channel("cache_maintainer"))
+        stub = place.stub(CacheMaintainerServiceStub, "cache_maintainer")
         reply = await rpc.call(stub.Erase, asked, timeout_s=ERASE_S)
         return pb.EraseResponse(erasure=reply.erasure)
 

@@ -79,12 +79,16 @@ async def test_a_client_that_reads_no_answer_is_closed(guarded: Guarded, monkeyp
     async with http(guarded) as client:
         size = len((await client.get("/openapi.json")).content)
     asked = 32 * 2**20 // size  # more than the kernel holds between both ends
+
+    async def until_broken(writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(b"G")
+            await writer.drain()
+            await asyncio.sleep(0.05)
+
     async with connected(guarded, get * asked) as (_, writer), asyncio.timeout(10.0):
         with pytest.raises(ConnectionError):
-            while True:
-                writer.write(b"G")  # a connection that was broken says so
-                await writer.drain()
-                await asyncio.sleep(0.05)
+            await until_broken(writer)
 
 
 async def test_connections_above_the_bound_are_refused(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ class Operations:
         return self._cache
 
     async def _read(self) -> dict[str, Any]:
-        stub: Any = CacheMaintainerServiceStub(self._context.channel("cache_maintainer"))
+        stub = self._context.stub(CacheMaintainerServiceStub, "cache_maintainer")
         stats = await rpc.call(stub.Stats, pb.StatsRequest(), timeout_s=TIMEOUT_S)
         quality = await rpc.call(stub.Quality, pb.QualityRequest(), timeout_s=TIMEOUT_S)
         jobs, _ = await self._context.backends.catalog.jobs.list(limit=JOBS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from protos import embedder_pb2, retriever_pb2
 from protos.embedder_pb2_grpc import EmbedderServiceStub
@@ -34,7 +33,7 @@ class Similar:
         They are the caller's among the MOST nearest entries that it may start from, which a tenant's callers share. A
         private entry is found if its request named no user. Raises the error of the embedder or the retriever.
         """
-        embedder: Any = EmbedderServiceStub(self._context.channel("embedder"))
+        embedder = self._context.stub(EmbedderServiceStub, "embedder")
         user = under(who.subject, "")
         asked = embedder_pb2.EmbedTextRequest(texts=[text], owner=owner_key(Scope.PRIVATE, who.tenant, user))
         embedded = await rpc.call(embedder.EmbedText, asked, timeout_s=TIMEOUT_S)
@@ -45,7 +44,7 @@ class Similar:
             encoder_hash=embedded.encoder_hash,
             limit=MOST,
         )
-        retriever: Any = RetrieverServiceStub(self._context.channel("retriever"))
+        retriever = self._context.stub(RetrieverServiceStub, "retriever")
         found = await rpc.call(retriever.Nearest, message, timeout_s=TIMEOUT_S)
         jobs = await asyncio.gather(*(self._own(hit.entry_id, who) for hit in found.hits))
         return [(job, hit.similarity) for job, hit in zip(jobs, found.hits, strict=True) if job is not None]

@@ -107,8 +107,8 @@ class Network(Section):
     )
     cache_maintainer_address: str = Field(
         "",
-        description="Address host:port of the cache maintainer that `afterimage cache` and gateways call: without it, a "
-        "gateway in a process of its own cannot erase.",
+        description="Address host:port of the cache maintainer that `afterimage cache` and gateways call. Without it, "
+        "a gateway in a process of its own cannot erase.",
     )
     global_monitor_address: str = Field(
         "",
