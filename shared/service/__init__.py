@@ -95,6 +95,7 @@ class Context:
     _channels: dict[tuple[str, str], grpc.aio.Channel] = field(default_factory=dict)
     _stubs: dict[tuple[Any, str], Any] = field(default_factory=dict)
     _former: list[grpc.aio.Channel] = field(default_factory=list)
+    _closing: list[asyncio.Task[None]] = field(default_factory=list)
 
     def addresses(self, service: str) -> str:
         """Return a service's addresses from the settings, else the internal address; empty where neither is known."""
@@ -144,8 +145,9 @@ class Context:
             except ConfigurationError as error:
                 telemetry.log("tls").error("certificate not read again", error=str(error))
                 return self._presented
-            self._former += self._channels.values()  # for the calls that run there; a few idle ones a year
-            self._channels, self._stubs = {}, {}
+            # calls still run on the former ones; each idle one before those holds a watch on its server's health
+            self._closing = [asyncio.create_task(channel.close()) for channel in self._former]
+            self._former, self._channels, self._stubs = [*self._channels.values()], {}, {}
         return self._presented
 
     async def close(self) -> None:

@@ -21,7 +21,7 @@ from services.embedder.service import EmbedderService
 from shared.domain.errors import PermissionDeniedError, UnavailableError
 from shared.runtime import rpc, tls
 from shared.runtime.settings import Settings
-from shared.service import Context, running
+from shared.service import Context, health, running
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
@@ -102,6 +102,12 @@ async def test_renewed_certificates_need_no_restart(
         assert await ask(context) == 1
         with pytest.raises(UnavailableError):
             await asked_by("gateway", member(settings, former, tiny), process.address)
+        # each channel watches the health of its server, and a server has few watches
+        monkeypatch.setattr(health, "MOST_WATCHES", 3)
+        for _ in range(3):
+            os.utime(mesh / "gateway" / "tls.crt")
+            assert await ask(context) == 1
+            await asyncio.sleep(0.1)
         await context.close()
 
 

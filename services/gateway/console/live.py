@@ -187,6 +187,9 @@ class Live:
                     self._tell_fleet({"away": error.outside})
                 except grpc.aio.UsageError:  # the channel is closed: this process ends
                     return
+                except asyncio.CancelledError:  # or it was closed for one with a renewed certificate
+                    if (task := asyncio.current_task()) is None or task.cancelling():
+                        raise
                 await asyncio.sleep(RETRY_S)
         finally:
             self.fleet = None
