@@ -159,6 +159,22 @@ async def test_a_key_signs_in_and_sees_its_views(page: Any, key: str) -> None:
     await page.get_by_text("no key needed here").wait_for()
 
 
+async def test_an_opened_job_keeps_its_dialog_when_another_answers_late(page: Any, served: House) -> None:
+    first = await served.client.generate("a fox whose answer is late", steps=5, seed=51)
+    second = await served.client.generate("a fox that is looked at", steps=5, seed=52)
+    held: list[Any] = []
+    await page.route(f"**/console/api/jobs/{first.job.id}", lambda route: held.append(route))
+    await to(page, f"gallery/{first.job.id}")
+    await page.get_by_role("dialog").get_by_text("Loading").wait_for()
+    await to(page, f"gallery/{second.job.id}")
+    title = page.get_by_role("dialog").get_by_role("heading", level=1)
+    await title.filter(has_text="looked at").wait_for()
+    async with page.expect_response(re.compile(first.job.id)):
+        await held[0].continue_()
+    await page.wait_for_timeout(100)
+    assert await title.inner_text() == "a fox that is looked at"
+
+
 async def test_a_lost_connection_is_shown_and_mended(page: Any) -> None:
     await page.context.set_offline(True)
     await page.route("**/console/api/events", lambda route: route.abort())

@@ -114,17 +114,18 @@ export function compare(first, second) {
 export async function openJob(id, onclose) {
   const body = h("div", { class: "body" }, h("p", { class: "muted" }, "Loading …"));
   const known = jobs.get(id);
-  sheet(known ? known.prompt : "Job", onclose, body);
+  const own = sheet(known ? known.prompt : "Job", onclose, body);
   const draw = async () => {
     try {
       const job = await ask(`jobs/${encodeURIComponent(id)}`);
       jobs.merge(job);
-      put(dialog.querySelector("h1"), job.prompt);
+      if (dialog !== own) return; // another job was opened meanwhile
+      put(own.querySelector("h1"), job.prompt);
       render(body, job);
     } catch (error) { put(body, h("p", { class: "error", role: "alert" }, error.message)); }
   };
-  await draw();
   stop = on("job", (job) => { if (job.id === id) draw(); });
+  await draw();
 }
 
 function render(body, job) {
