@@ -159,6 +159,22 @@ async def test_a_key_signs_in_and_sees_its_views(page: Any, key: str) -> None:
     await page.get_by_text("no key needed here").wait_for()
 
 
+async def test_signing_out_ends_the_stream_of_events(page: Any, key: str) -> None:
+    counted = """window.EventSource = class extends EventSource {
+      constructor(...given) { super(...given); (window.streams ??= []).push(this); }
+    }; null"""
+    await page.evaluate(counted)
+    await page.get_by_role("button", name="Sign in with a key").click()
+    await page.fill("[name=key]", key)
+    await page.keyboard.press("Enter")
+    await page.get_by_text("alice of acme").wait_for()
+    assert await page.evaluate("streams.map((one) => one.readyState < EventSource.CLOSED)") == [True]
+    await page.route("**/console/api/session", lambda route: route.fulfill(json={"signed_in": False}))
+    await page.get_by_role("button", name="Sign out").click()
+    await page.get_by_role("heading", name="Sign in to Afterimage").wait_for()
+    assert await page.evaluate("streams.map((one) => one.readyState < EventSource.CLOSED)") == [False]
+
+
 async def test_an_opened_job_keeps_its_dialog_when_another_answers_late(page: Any, served: House) -> None:
     first = await served.client.generate("a fox whose answer is late", steps=5, seed=51)
     second = await served.client.generate("a fox that is looked at", steps=5, seed=52)

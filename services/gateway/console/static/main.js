@@ -1,7 +1,7 @@
 /* The frame: session, navigation, connection. A view is `show(main, argument)` and may return what ends it. */
 
 import { h, put, svg } from "./dom.js";
-import { ask, connect, jobs, on, session } from "./server.js";
+import { ask, connect, disconnect, jobs, on, session } from "./server.js";
 import { openJob, closeJob } from "./job.js";
 import * as generate from "./generate.js";
 import * as gallery from "./gallery.js";
@@ -87,6 +87,7 @@ async function logout() {
 
 async function start() {
   theme();
+  disconnect(); // what follows may be another principal's
   try { session.data = await ask("session"); } catch (error) {
     put(app, h("main", { class: "pad" }, h("p", { class: "error", role: "alert" }, error.message)));
     setTimeout(start, 2000);

@@ -43,10 +43,11 @@ function dispatch(kind, data) {
   for (const listener of [...(listeners.get(kind) || [])]) listener(data);
 }
 
-let stream = null;
+let stream = null, retry = 0;
 export let fleet = null, reached = true; // whether the server answered last
+export function disconnect() { clearTimeout(retry); stream?.close(); }
 export function connect() {
-  stream?.close();
+  disconnect();
   stream = new EventSource(`${BASE}events`);
   let down = false;
   const heard = (kind, take) => stream.addEventListener(kind, (event) => take(JSON.parse(event.data)));
@@ -60,7 +61,7 @@ export function connect() {
     reached = false;
     if (!down) dispatch("disconnected", {});
     down = true;
-    if (stream.readyState === EventSource.CLOSED) setTimeout(connect, 2000);
+    if (stream.readyState === EventSource.CLOSED) retry = setTimeout(connect, 2000);
   };
 }
 
