@@ -71,6 +71,7 @@ class Live:
         self._context, self._calls = context, calls
         self._tabs: set[Tab] = set()
         self._opening = asyncio.Lock()
+        self._arranging: set[asyncio.Task[None]] = set()
         self._subscription: Subscription | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._changed: dict[str, None] = {}
@@ -106,6 +107,13 @@ class Live:
             await self._arrange()
 
     async def _arrange(self) -> None:
+        """Begin or end what the open tabs need, in a separate task: a gone tab's own is cancelled at each await."""
+        task = asyncio.create_task(self._arranged())
+        self._arranging.add(task)
+        task.add_done_callback(self._arranging.discard)
+        await asyncio.shield(task)
+
+    async def _arranged(self) -> None:
         """Begin or end the subscription and the tasks, as the open tabs need."""
         async with self._opening:
             if self._tabs and self._subscription is None:

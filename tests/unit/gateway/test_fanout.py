@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
+import anyio
 import pytest
 
 from services.gateway import fanout
@@ -163,3 +166,21 @@ async def test_a_tab_that_reads_nothing_is_told_to_read_its_lists_again() -> Non
     events = await tab.next(0.0)
     assert events[0] == ("reload", {})
     assert [event["id"] for _, event in events[1:]] == list(range(live.MOST_EVENTS, live.MOST_EVENTS + 5))
+
+
+async def test_a_tab_that_a_cancel_scope_ends_leaves_nothing() -> None:
+    """Starlette streams in such a scope, which cancels every await of the tab's task, also while the tab closes."""
+    bus = InProcessBus()
+    context: Any = SimpleNamespace(backends=SimpleNamespace(bus=bus))
+    calls: Any = SimpleNamespace(fanout=Fanout(bus, lambda _: None))
+    tabs = live.Live(context, calls)
+    with anyio.CancelScope() as scope:
+        async with tabs.tab(lambda _tenant, _user: True, operator=False):
+            rows = tabs._tasks["rows"]
+            scope.cancel()
+            await asyncio.sleep(5.0)
+    async with asyncio.timeout(5.0):
+        while bus._subscriptions or not rows.done():
+            await asyncio.sleep(0)
+    assert (tabs._subscription, tabs._tasks) == (None, {})
+    await bus.close()
