@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 import stat
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -170,6 +172,19 @@ async def test_a_damaged_blob_is_named_and_its_good_copy_stays(tmp_path: Path) -
     assert done.gone == 0
     two = Place(Settings(data_dir=tmp_path / "two"))
     assert not (await restored(two.settings, tmp_path / "backup")).corrupt
+
+
+async def test_a_backup_after_an_erasure_holds_no_erased_prompt(tmp_path: Path) -> None:
+    one = Place(Settings(data_dir=tmp_path / "one"))
+    catalog = tmp_path / "one" / "catalog.sqlite3"
+    job = await one.finished(prompt="a red axolotl " * 1000)
+    with contextlib.closing(sqlite3.connect(catalog)) as connection, connection:
+        connection.execute("PRAGMA secure_delete = OFF")
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("DELETE FROM jobs WHERE id = ?", (job.id,))
+    assert b"axolotl" in catalog.read_bytes()
+    await back_up(one.settings, tmp_path / "backup")
+    assert b"axolotl" not in (tmp_path / "backup" / "catalog.sqlite3").read_bytes()
 
 
 @pytest.mark.parametrize("folder", [".", "data", "data/kept", "link", "apart", "store/blobs"])
