@@ -19,7 +19,7 @@ from shared.blobs import BlobInfo, Blobs, open_blobs, pages
 from shared.domain.errors import BlobCorruptError, BlobMissingError, ConfigurationError, InvalidRequestError
 from shared.runtime.audit import local_actor, record, recorded
 from shared.runtime.clock import SystemClock
-from shared.runtime.datadir import lock_data_dir, private_folder
+from shared.runtime.datadir import lock_data_dir
 from shared.runtime.settings import Settings
 
 if TYPE_CHECKING:  # the catalog's imports take a second that --help need not wait for
@@ -110,7 +110,8 @@ class Copied:
 
 async def back_up(settings: Settings, folder: Path, *, states: bool = True) -> Copied:
     """Copy catalog and blobs to the folder. Raises ConfigurationError for a folder with another catalog's backup, and
-    InvalidRequestError for one where a backup would overwrite what it copies.
+    InvalidRequestError for one where a backup would overwrite what it copies, and DataDirectoryLockedError while
+    another backup into it runs.
 
     The catalog comes first: what is missing then was deleted while the copy ran, and what is too much goes through the
     quarantine. Blobs first would lose images of jobs that ended meanwhile. Only once all blobs are there, the new
@@ -121,9 +122,10 @@ async def back_up(settings: Settings, folder: Path, *, states: bool = True) -> C
 
     name = dump_name(settings.catalog_url)
     _check_apart(settings, folder)
-    private_folder(folder)
     done, left_out = Copied(), (*LEFT_OUT, *(() if states else (STATES,)))
-    async with _stores(settings, folder) as (blobs, kept):
+    async with contextlib.AsyncExitStack() as held:
+        held.callback(lock_data_dir(folder, "folder").release)
+        blobs, kept = await held.enter_async_context(_stores(settings, folder))
         _check_same(await read_seal(blobs), await read_seal(kept), folder)
         await dump(settings.catalog_url, folder / f"{name}.new")
         there = {blob.key: blob async for blob in kept.list()}
@@ -180,7 +182,7 @@ def _check_apart(settings: Settings, folder: Path) -> None:
     if settings.catalog_url.startswith("sqlite"):
         data.append(Path(place_of(settings.catalog_url)).parent)
     if settings.blobs_url.startswith("file:"):
-        data.append(Path(places_of(settings).store))
+        data.append(Path(settings.blobs_url.partition("?")[0]))
     own = folder.resolve()
     for one in (path.resolve() for path in data):
         if own.is_relative_to(one) or one.is_relative_to(own):

@@ -92,15 +92,18 @@ class DataDirLock:
             self._descriptor = -1
 
 
-def lock_data_dir(path: Path | str) -> DataDirLock:
-    """Make the directory if needed and take its lock; DataDirectoryLockedError names the process that holds it."""
+def lock_data_dir(path: Path | str, setting: str = "data_dir") -> DataDirLock:
+    """Make the directory if needed and take its lock; DataDirectoryLockedError names the process that holds it.
+
+    setting: the name of the setting or argument for messages.
+    """
     directory = Path(path).absolute()
     try:
         private_folder(directory)
         descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, OWNER_FILE)
         private_file(directory / LOCK_FILE)
     except OSError as error:
-        raise ConfigurationError(f"data_dir: {directory} cannot be used ({error.strerror}); choose another") from error
+        raise ConfigurationError(f"{setting}: {directory} cannot be used ({error.strerror}); choose another") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(descriptor, 0)
@@ -109,8 +112,8 @@ def lock_data_dir(path: Path | str) -> DataDirLock:
         holder = _holder(descriptor)
         os.close(descriptor)
         raise DataDirectoryLockedError(
-            f"data_dir: {directory} is in use by process {holder} (which may still be starting); use or stop that "
-            "process, or choose another data_dir"
+            f"{setting}: {directory} is in use by process {holder} (which may still be starting); use or stop that "
+            f"process, or choose another {setting}"
         ) from error
     except OSError:
         # on a full disk the pid cannot be written, but the lock holds

@@ -16,8 +16,9 @@ import pytest
 from services.cli.backup import back_up, restored
 from shared.blobs import open_blobs
 from shared.blobs.address import address_of
-from shared.domain.errors import BlobMissingError, ConfigurationError, InvalidRequestError
+from shared.domain.errors import BlobMissingError, ConfigurationError, DataDirectoryLockedError, InvalidRequestError
 from shared.domain.types import Job
+from shared.runtime.datadir import lock_data_dir
 from shared.runtime.settings import Settings
 from shared.service.backends import Backends, open_backends
 from shared.service.pairing import compare, places_of
@@ -172,6 +173,17 @@ async def test_a_damaged_blob_is_named_and_its_good_copy_stays(tmp_path: Path) -
     assert done.gone == 0
     two = Place(Settings(data_dir=tmp_path / "two"))
     assert not (await restored(two.settings, tmp_path / "backup")).corrupt
+
+
+async def test_a_backup_beside_another_into_its_folder_is_refused(tmp_path: Path) -> None:
+    one = Place(Settings(data_dir=tmp_path / "one"))
+    await one.finished()
+    lock = lock_data_dir(tmp_path / "backup")
+    with pytest.raises(DataDirectoryLockedError, match=r"^folder: .* is in use by process .* choose another folder$"):
+        await back_up(one.settings, tmp_path / "backup")
+    assert [path.name for path in (tmp_path / "backup").iterdir()] == ["lock"]
+    lock.release()
+    await back_up(one.settings, tmp_path / "backup")
 
 
 async def test_a_backup_after_an_erasure_holds_no_erased_prompt(tmp_path: Path) -> None:
