@@ -151,7 +151,7 @@ async def restored(settings: Settings, folder: Path) -> Copied:
     The catalog comes last: an interrupted restore leaves none, and can be run again.
     """
     from shared.catalog.dump import check_new, dump_name, load
-    from shared.service.pairing import read_seal
+    from shared.service.pairing import places_of, read_seal
 
     file = folder / dump_name(settings.catalog_url)
     if not file.is_file():
@@ -163,7 +163,7 @@ async def restored(settings: Settings, folder: Path) -> Copied:
         await check_new(settings.catalog_url)
         async with _stores(settings, folder) as (blobs, kept):
             seal = await read_seal(blobs)
-            _check_same(await read_seal(kept), seal, settings.blobs_url.partition("?")[0])
+            _check_same(await read_seal(kept), seal, places_of(settings).store)
             async for page in pages(kept.list(), AT_ONCE):
                 await asyncio.gather(*(done.copy(kept, blobs, blob) for blob in page))
         await asyncio.to_thread(os.sync)
@@ -182,7 +182,7 @@ def _check_apart(settings: Settings, folder: Path) -> None:
     if settings.catalog_url.startswith("sqlite"):
         data.append(Path(place_of(settings.catalog_url)).parent)
     if settings.blobs_url.startswith("file:"):
-        data.append(Path(settings.blobs_url.partition("?")[0]))
+        data.append(Path(places_of(settings).store))
     own = folder.resolve()
     for one in (path.resolve() for path in data):
         if own.is_relative_to(one) or one.is_relative_to(own):

@@ -6,9 +6,12 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from services.cli.app import app
+from services.cli.backup import back_up, restored
+from shared.blobs import open_blobs
 from shared.domain.errors import ConfigurationError, NotFoundError
 from shared.runtime.audit import FILE
 from shared.runtime.settings import Settings
@@ -39,6 +42,19 @@ def test_a_backup_and_a_restore_say_what_they_copied(settings: Settings, tmp_pat
     assert isinstance(again.exception, ConfigurationError)
     lines = [json.loads(line) for line in (tmp_path / "new" / FILE).read_text().splitlines()]
     assert [one["action"] for one in lines] == ["restore"]  # a refused one writes nothing there
+
+
+def test_a_restore_into_another_catalogs_bucket_shows_no_key(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncio.run(_job(settings))
+    asyncio.run(back_up(settings, tmp_path / "kept"))
+    asyncio.run(_job(Settings(data_dir=tmp_path / "other")))
+    full = f"file:{tmp_path / 'other' / 'blobs'}"
+    monkeypatch.setattr("shared.service.backends.blobs_of", lambda _: open_blobs(full))
+    new = Settings(data_dir=tmp_path / "new", blobs_url="minio://me:secret@store:9000/full")
+    with pytest.raises(ConfigurationError, match=r"^bucket full at store:9000 belongs to catalog"):
+        asyncio.run(restored(new, tmp_path / "kept"))
 
 
 def test_a_backup_of_nothing_makes_no_data_directory(settings: Settings, tmp_path: Path) -> None:
