@@ -17,7 +17,7 @@ from services.cli.embedded import settings_from
 from services.cli.maintainer import require_data_dir
 from shared.blobs import BlobInfo, Blobs, open_blobs, pages
 from shared.domain.errors import BlobCorruptError, BlobMissingError, ConfigurationError, InvalidRequestError
-from shared.runtime.audit import local_actor, record, recorded
+from shared.runtime.audit import local_actor, recorded
 from shared.runtime.clock import SystemClock
 from shared.runtime.datadir import lock_data_dir
 from shared.runtime.settings import Settings
@@ -67,8 +67,8 @@ def restore(
     Example: afterimage restore /mnt/backup/afterimage --data-dir restored
     """
     settings = settings_from(data_dir=data_dir)
-    done = asyncio.run(restored(settings, folder))
-    record(settings.data_dir, actor=local_actor(), action="restore", target=str(folder))
+    with recorded(settings.data_dir, actor=local_actor(), action="restore", target=str(folder)):
+        done = asyncio.run(restored(settings, folder))
     _say(done, f"restored from {folder}")
 
 

@@ -41,7 +41,8 @@ def test_a_backup_and_a_restore_say_what_they_copied(settings: Settings, tmp_pat
     again = afterimage.invoke(app, ["restore", kept, "--data-dir", new])
     assert isinstance(again.exception, ConfigurationError)
     lines = [json.loads(line) for line in (tmp_path / "new" / FILE).read_text().splitlines()]
-    assert [one["action"] for one in lines] == ["restore"]  # a refused one writes nothing there
+    said = [(one["action"], one["outcome"]) for one in lines]
+    assert said == [("restore", "done"), ("restore", again.exception.code)]
 
 
 def test_a_restore_into_another_catalogs_bucket_shows_no_key(
