@@ -26,6 +26,7 @@ from shared.index.rebuild import reconcile, repair_index
 from shared.index.weaviate import CHANGING, WeaviateIndex
 from shared.index.weaviate.collection import COLLECTION, FAMILY
 from shared.index.weaviate.connection import Connection, client_of
+from shared.index.weaviate.users import grant
 from tests.contracts.conftest import an_empty_weaviate
 from tests.contracts.nouns import a_vector, an_entry
 from tests.contracts.servers import server_of, url_of
@@ -209,6 +210,33 @@ async def test_nobody_without_the_key_gets_anything_out_of_a_private_server(inde
     nodes = f"127.0.0.1:{told['CLUSTER_DATA_BIND_PORT']}"
     for at in (f"{nodes}/nodes/status", f"{nodes}/indices/{COLLECTION}/shards", f"127.0.0.1:{own}/v1/schema"):
         assert await asyncio.to_thread(answers, f"http://{at}", status=401), at
+
+
+async def test_rights_granted_again_change_in_place(index: WeaviateIndex) -> None:
+    user, admin = "afterimage_of_a_test", client_of(url_of("weaviate"), connect_s=5.0, read_s=5.0, write_s=5.0)
+    own = await grant(url_of("weaviate"), user, "", "write")
+    key = urlsplit(own).password or ""
+    service = await open_index(own)
+    await service.add([item("a", 1)])
+
+    async def again() -> None:
+        for rights in ("write", "read", "write", "read"):
+            assert await grant(url_of("weaviate"), user, key, rights) == own
+
+    granting = asyncio.create_task(again())
+    while not granting.done():
+        assert await service.count() == 1  # the service may read at every moment
+    await granting
+    with pytest.raises(UnavailableError, match=r"403|forbidden"):
+        await service.add([item("b", 2)])
+    await service.close()
+    await admin.connect()
+    role = await admin.roles.get(role_name=user)
+    assert role is not None
+    assert sorted(action for one in role.permissions for action in one.actions) == ["read_collections", "read_data"]
+    await admin.roles.delete(role_name=user)
+    await admin.users.db.delete(user_id=user)
+    await admin.close()
 
 
 async def test_a_collection_lost_while_serving_is_made_again(index: WeaviateIndex) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
 from weaviate.classes.rbac import Permissions
@@ -31,9 +33,13 @@ async def grant(url: str, user: str, key: str, rights: Literal["read", "write"])
     client = client_of(url, connect_s=MEET_S, read_s=MEET_S, write_s=MEET_S)
     try:
         await client.connect()
-        if await client.roles.exists(role_name=user):
-            await client.roles.delete(role_name=user)
-        await client.roles.create(role_name=user, permissions=wanted)
+        role = await client.roles.get(role_name=user)
+        if role is None:
+            await client.roles.create(role_name=user, permissions=wanted)
+        else:  # in place: running services use the role
+            await client.roles.add_permissions(role_name=user, permissions=wanted)
+            if beyond := _beyond(role.permissions, chain.from_iterable(wanted)):
+                await client.roles.remove_permissions(role_name=user, permissions=beyond)
         if user not in {one.user_id for one in await client.users.db.list_all()}:
             key = await client.users.db.create(user_id=user)
         elif not key:
@@ -46,3 +52,13 @@ async def grant(url: str, user: str, key: str, rights: Literal["read", "write"])
         await client.close()
     parts = urlsplit(url)
     return parts._replace(netloc=f":{quote(key)}@{parts.netloc.rpartition('@')[2]}").geturl()
+
+
+def _beyond(held: Iterable[Any], wanted: Iterable[Any]) -> list[Any]:
+    """Return the permissions that are held and not wanted, one for each action and resource."""
+    kept = [one.model_dump() for one in _each(wanted)]
+    return [one for one in _each(held) if one.model_dump() not in kept]
+
+
+def _each(permissions: Iterable[Any]) -> list[Any]:
+    return [one.model_copy(update={"actions": {action}}) for one in permissions for action in one.actions]
