@@ -69,7 +69,7 @@ sbom: dev        ## list the packages of .venv as CycloneDX, in out/sbom.cdx.jso
 bench: dev       ## run every benchmark of `python -m bench` on this machine; takes about two and a half hours
 	@$(PY) -m bench
 
-faults: dev      ## kill services and servers under load, cut networks (FAULTS=full: 1,000 jobs, 15 minutes; FAULTS_VIDEO=200: 200 clips; FAULTS_KILLS=3: three times the kills; FAULTS_SLOW=3: steps three times as long; FAULTS_ORDER=urgent: lanes ordered by urgency)
+faults: dev      ## kill services and servers under load, cut networks (FAULTS=full: 1,000 jobs, 15 minutes; FAULTS_VIDEO=200: 200 clips; FAULTS_KILLS=3: three times the kills; FAULTS_SLOW=3: steps three times as long; FAULTS_ORDER=urgent: lanes ordered by urgency; FAULTS_CLOCKS=600: clocks 600 s ahead and behind)
 	@$(PY) -m pytest tests/faults -s -q
 
 judge: dev       ## score the bundled models on held-out prompts; writes out/judge/summary.json (needs npm; 15 to 30 minutes)

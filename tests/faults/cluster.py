@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from scripts.stack.servers import Server
 from scripts.stack.stack import Stack, variable
 from shared.models.k_table import FIG_10, named_table, table_file, table_to_json
@@ -43,6 +45,8 @@ class Form:
     clips: int = 0
     """Number of clips among the jobs."""
     clip_steps: int = 20
+    clocks_s: float = 0.0
+    """Each service's clock is so far ahead, or behind."""
     lane_order: str = "arrival"
     """Of the workers; with `urgent` they join and set aside by slack too, and have fewer rows than there are calls."""
     settle_s: float = 120.0
@@ -148,14 +152,29 @@ class FaultStack(SlowStack):
             }
         super().__init__(folder, replicas=form.replicas, settings=settings | changes)
         self.told = settings | changes
-        self.step_ms = form.step_ms
+        self.step_ms, self._clocks_s = form.step_ms, form.clocks_s
         self._of_images = f"gpu_worker-{form.replicas['gpu_worker']}"
+
+    def own(self, name: str) -> Mapping[str, str]:
+        """Return what gives a service its own clock: of two replicas one is ahead, and the other behind."""
+        if not self._clocks_s:
+            return {}
+        ahead = sum(name.encode()) % 2 == 0
+        shift = f"{self._clocks_s if ahead else -self._clocks_s:+g}"
+        return {"LD_PRELOAD": faketime(), "FAKETIME": shift, "DONT_FAKE_MONOTONIC": "1", "FAKETIME_DISABLE_SHM": "1"}
 
     def _service(self, name: str) -> Server:
         server = super()._service(name)
         if name == self._of_images:
             server.environment = {**server.environment, variable("video"): ""}
         return server
+
+
+def faketime() -> str:
+    """Return the path of the library that shifts a process's clock. Skips the test where it is not installed."""
+    for path in Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"):
+        return str(path)
+    pytest.skip("FAULTS_CLOCKS needs Debian's libfaketime")
 
 
 def build_models(folder: Path, form: Form) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
-import time
+import threading
 from collections.abc import Sequence
 
 from services.gpu_worker.engine.rows import Row, Stepped
@@ -17,7 +17,7 @@ def main() -> None:
     pause_s, step = float(os.environ[PAUSE]) / 1000, PipelineFamily.step
 
     def slowly(family: PipelineFamily, rows: Sequence[Row]) -> list[Stepped]:
-        time.sleep(pause_s)  # on the engine's own thread
+        threading.Event().wait(pause_s)  # on the engine's own thread; libfaketime breaks time.sleep
         return step(family, rows)
 
     setattr(PipelineFamily, "step", slowly)  # noqa: B010 — the service's own code runs unchanged around it

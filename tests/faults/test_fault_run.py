@@ -2,7 +2,8 @@
 
 A short form by default; FAULTS=full for the whole (1,000 jobs; FAULTS_JOBS=n: fewer of them), FAULTS_SEED=n for the
 same chances again. FAULTS_VIDEO=n runs the full form with n clips and half as many images (FAULTS_JOBS=n: as many).
-Beside these: FAULTS_KILLS=3 kills services three times as often, FAULTS_SLOW=3 slows each worker to a third.
+Beside these: FAULTS_KILLS=3 kills services three times as often, FAULTS_SLOW=3 slows each worker to a third,
+FAULTS_CLOCKS=600 sets half of the services' clocks 600 s ahead and the others 600 s behind.
 FAULTS_ORDER=urgent orders lanes by urgency, arrival does not; without it the seed chooses.
 """
 
@@ -44,7 +45,8 @@ MODELS = {"large", "encoder", "video", "segmenter"}
 OTHERS = {"kills": KILLS, "slow": SLOW}
 SEED = int(os.environ.get("FAULTS_SEED") or random.randrange(10**6))
 ORDER = os.environ.get("FAULTS_ORDER") or ("arrival", "urgent")[SEED % 2]
-FORM = replace(FORM, lane_order=ORDER)
+CLOCKS_S = float(os.environ.get("FAULTS_CLOCKS") or 0)
+FORM = replace(FORM, lane_order=ORDER, clocks_s=CLOCKS_S if WHOLE else 0.0)
 
 
 class ShortStack(ForkedStack, FaultStack):
@@ -102,12 +104,13 @@ async def test_services_and_servers_are_killed_under_load(tmp_path_factory: pyte
 
 
 def _name() -> str:
-    others = (f"_{name}_{times:g}" for name, times in OTHERS.items() if times != 1)
+    others = [f"_{name}_{times:g}" for name, times in OTHERS.items() if times != 1] + ["_clocks"] * bool(CLOCKS_S)
     return "".join(["faults_video" if CLIPS else "faults", "_urgent" * (ORDER == "urgent"), *others])
 
 
 def _command(seed: int) -> str:
     others = "".join(f"FAULTS_{name.upper()}={times:g} " for name, times in OTHERS.items() if times != 1)
+    others += f"FAULTS_CLOCKS={CLOCKS_S:g} " * bool(CLOCKS_S)
     form = f"FAULTS_VIDEO={CLIPS}" if CLIPS else "FAULTS=full"
     return f"{form} {others}FAULTS_JOBS={IMAGES} FAULTS_SEED={seed} FAULTS_ORDER={ORDER} make faults"
 
