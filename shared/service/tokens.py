@@ -38,7 +38,7 @@ class Tokens:
     def __init__(self, settings: Settings) -> None:
         self._issuer, self._audience, self._where = settings.jwt_issuer, settings.jwt_audience, settings.jwt_keys
         self._keys: KeySet | None = None
-        self._read_at, self._missed = -math.inf, False
+        self._tried_at, self._read_at, self._missed = -math.inf, -math.inf, False
 
     @classmethod
     def of(cls, settings: Settings) -> Tokens | None:
@@ -62,11 +62,11 @@ class Tokens:
     async def refresh(self) -> None:
         """Read the provider's keys again if they are due. The last ones stay where that fails."""
         now = time.monotonic()
-        if now < self._read_at + (UNKNOWN_S if self._missed or self._keys is None else REFRESH_S):
+        if now < self._tried_at + (UNKNOWN_S if self._missed or self._keys is None else REFRESH_S):
             return
-        self._read_at, self._missed = now, False
+        self._tried_at, self._missed = now, False
         try:
-            self._keys = await self._fetched()
+            self._keys, self._read_at = await self._fetched(), now
         except Exception as error:  # whatever a provider answers, keys and the tokens known so far go on
             log("door").warning("the provider's keys were not read", where=self._where, error=repr(error)[:300])
 

@@ -142,6 +142,43 @@ async def test_new_keys_of_the_provider_are_found_and_old_ones_end(
         assert ended.startswith("UnauthenticatedError"), ended
 
 
+async def test_a_new_key_is_asked_for_again_until_the_keys_have_been_read(
+    provider: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """During a reading, and after one that failed, its tokens were refused for good."""
+    read = Tokens.of(provider)
+    assert read is not None
+    await read.refresh()
+    fetches = list[asyncio.Future[KeySet]]()
+
+    def fetched() -> asyncio.Future[KeySet]:
+        fetches.append(asyncio.get_running_loop().create_future())
+        return fetches[-1]
+
+    def refused(error: type[AfterimageError]) -> None:
+        with pytest.raises(error):
+            read.read(token(OTHER))
+
+    monkeypatch.setattr(read, "_fetched", fetched)
+    read._tried_at -= tokens.UNKNOWN_S
+    read._read_at -= tokens.UNKNOWN_S
+    refused(UnavailableError)
+    reading = asyncio.create_task(read.refresh())
+    await asyncio.sleep(0)
+    refused(UnavailableError)
+    fetches[0].set_exception(OSError())
+    await reading
+    refused(UnavailableError)
+    await read.refresh()
+    assert len(fetches) == 1  # unknown keys cause one reading in UNKNOWN_S
+    read._tried_at -= tokens.UNKNOWN_S
+    reading = asyncio.create_task(read.refresh())
+    await asyncio.sleep(0)
+    fetches[1].set_result(KeySet([ONE]))
+    await reading
+    refused(UnauthenticatedError)
+
+
 async def test_keys_are_read_from_the_providers_address(provider: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "UNKNOWN_S", 0.0)
     keys = Path(provider.jwt_keys)
