@@ -80,6 +80,7 @@ class ApiKey:
     """One key as the catalog has it, without its secret. Times are Unix seconds; None: never."""
 
     id: str
+    """Empty for a token of an identity provider, which the catalog does not have."""
     digest: str
     principal: Principal
     created_at: float = 0.0

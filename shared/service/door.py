@@ -7,7 +7,6 @@ import contextlib
 import hmac
 import ipaddress
 import time
-from collections import ChainMap
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -39,7 +38,7 @@ from shared.runtime.telemetry import METRICS, log
 from shared.service.first_key import make_first_key
 from shared.service.open_calls import OpenCalls
 from shared.service.rates import Buckets
-from shared.service.tokens import Tokens, looks_like_token, token_id
+from shared.service.tokens import Tokens, looks_like_token
 
 AUTHORIZATION = "authorization"
 """Name of the call metadata with the key: `Bearer aik_…`."""
@@ -138,7 +137,7 @@ class Door(grpc.aio.ServerInterceptor):
         """tokens: those of an identity provider count, too; needed: a call without a key is refused."""
         self._keys, self._settings, self._needed = catalog.keys, settings, needed
         self._live: Mapping[str, ApiKey] = {}
-        self._tokens, self._shown = tokens, dict[str, ApiKey]()
+        self._tokens = tokens
         ended = f"{AUTHORIZATION}: this key ended during the call; {_WHERE}"
         self.calls = OpenCalls(ended, lambda tenant: settings.limits_of(tenant).calls, self._refused)
         self._of_keys, self._of_tenants = Buckets("key"), Buckets("tenant")
@@ -165,7 +164,6 @@ class Door(grpc.aio.ServerInterceptor):
                 except Exception as error:  # read again at the next round
                     log("door").warning("keys not read", error=repr(error))
         finally:
-            self.calls.close()
             if refreshing is not None:
                 refreshing.cancel()
 
@@ -173,11 +171,7 @@ class Door(grpc.aio.ServerInterceptor):
         try:
             self._live = {key.id: key for key in await self._keys.live()}
         finally:
-            now = time.time()
-            for key in [*self._shown.values()]:
-                if key.expired(now):
-                    del self._shown[key.id]
-            self.calls.keep(ChainMap({**self._live}, self._shown))  # a token counts from its first call on
+            self.calls.keep(self._live)
         for buckets in (self._of_keys, self._of_tenants):
             buckets.tidy(time.monotonic())
 
@@ -189,17 +183,23 @@ class Door(grpc.aio.ServerInterceptor):
             needed = next(roles for start, roles in ALLOWED if details.method.startswith(start))
             try:
                 name = details.method.rpartition("/")[2]
-                _calling.set(self.principal(given, needed, name, key_needed=self._needed))
+                key = self.key_of(given, needed, name, key_needed=self._needed)
             except AfterimageError as error:
                 handler = await continuation(details)
                 return _refusal(error, read_on=handler is not None and handler.request_streaming)
-            if given:
-                return self.calls.under(id_of(given), await continuation(details))
+            _calling.set(key.principal if key else ANONYMOUS)
+            if key is not None:
+                return self.calls.under(key, await continuation(details), name)
         return await continuation(details)
 
     def principal(self, given: Sequence[Any], needed: frozenset[Role], call: str, *, key_needed: bool) -> Principal:
-        """Return who calls. Raises UnauthenticatedError, PermissionDeniedError, and RateLimitError above the rate of
-        the key or of its tenant.
+        """Return who calls; the rest is as for `key_of`."""
+        key = self.key_of(given, needed, call, key_needed=key_needed)
+        return key.principal if key else ANONYMOUS
+
+    def key_of(self, given: Sequence[Any], needed: frozenset[Role], call: str, *, key_needed: bool) -> ApiKey | None:
+        """Return the key or token of a call; None for an anonymous caller. Raises UnauthenticatedError,
+        PermissionDeniedError, and RateLimitError above the rate of the key or of its tenant.
 
         given: values of `authorization`; needed: roles, one of which the call needs; call: its name, for the message;
         key_needed: the address takes no anonymous calls.
@@ -217,7 +217,7 @@ class Door(grpc.aio.ServerInterceptor):
         except (UnauthenticatedError, PermissionDeniedError, RateLimitError, UnavailableError) as error:
             self._refused(error, call)
             raise
-        return who
+        return key
 
     def takes(self, authorization: str) -> bool:
         """Return whether this header is for Afterimage, and not a key of another service."""
@@ -269,8 +269,7 @@ class Door(grpc.aio.ServerInterceptor):
             raise UnauthenticatedError(f"{AUTHORIZATION}: must be one `Bearer KEY` (got {len(given)}); {_WHERE}")
         scheme, _, text = str(given[0]).partition(" ")
         if self._tokens is not None and scheme.lower() == "bearer" and looks_like_token(text):
-            shown = self._tokens.read(text)
-            return self._shown.setdefault(shown.id, shown)  # its calls end with it
+            return self._tokens.read(text)
         id_and_secret = parsed(text) if scheme.lower() == "bearer" else None
         if id_and_secret is None:
             raise UnauthenticatedError(f"{AUTHORIZATION}: must be `Bearer KEY` with a key of Afterimage; {_WHERE}")
@@ -283,13 +282,6 @@ class Door(grpc.aio.ServerInterceptor):
 
 _WHERE = "`afterimage keys create` makes one, and clients read it from AFTERIMAGE_API_KEY"
 _NOBODY = digest("")
-
-
-def id_of(given: Sequence[Any]) -> str:
-    """Return the id of the key or token that `Door.principal` let in."""
-    text = str(given[0]).partition(" ")[2]
-    found = parsed(text)
-    return found[0] if found else token_id(text)
 
 
 def _refusal(error: AfterimageError, *, read_on: bool) -> Any:

@@ -22,7 +22,7 @@ _REFUSALS = (PermissionDeniedError, RateLimitError, UnauthenticatedError)
 
 
 class OpenCalls:
-    """The tasks of running calls, by the id of their key."""
+    """The tasks of running calls with their keys, by tenant."""
 
     def __init__(
         self,
@@ -31,51 +31,41 @@ class OpenCalls:
         refused: Callable[[RateLimitError, str], None] = lambda error, call: None,
     ) -> None:
         """ended: what a caller reads whose key ended during its call; most: returns a tenant's calls that may be open
-        at once; refused: hears of the calls beyond."""
-        self._ended, self._tasks = ended, defaultdict[str, set[asyncio.Task[Any]]](set)
+        at once; refused: hears of the calls beyond, with their names."""
+        self._ended, self._tasks = ended, defaultdict[str, dict[asyncio.Task[Any], ApiKey]](dict)
         self._most, self._refused = most, refused
         self._stopped = set[asyncio.Task[Any]]()
-        self._live: Mapping[str, ApiKey] = {}
-        self._timer: asyncio.TimerHandle | None = None
 
     def keep(self, live: Mapping[str, ApiKey]) -> None:
-        """End the calls of all other keys now, and those of a live key once it expires."""
-        self._live = live
-        self._end_expired()
-
-    def _end_expired(self) -> None:
+        """End the calls of keys that are not live any more. live: keys by id; tokens end by their own time."""
         now = time.time()
-        for key_id in [*self._tasks]:
-            if (key := self._live.get(key_id)) is None or key.expired(now):
-                for task in self._tasks[key_id] - self._stopped:
-                    self._stopped.add(task)
-                    task.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        ends = [key.expires_at for key in self._live.values() if key.expires_at is not None]
-        if after := [end for end in ends if end > now]:
-            self._timer = asyncio.get_running_loop().call_later(min(after) - now, self._end_expired)
+        for task, key in [one for tasks in self._tasks.values() for one in tasks.items()]:
+            last = live.get(key.id) if key.id else key
+            if last is None or last.expired(now):
+                self._end(task)
 
-    def close(self) -> None:
-        """Watch no key any longer."""
-        if self._timer is not None:
-            self._timer.cancel()
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        if task not in self._stopped:
+            self._stopped.add(task)
+            task.cancel()
 
-    def under(self, key_id: str, handler: Any) -> Any:
+    def under(self, key: ApiKey, handler: Any, call: str) -> Any:
         """Return a handler that does the same, until the key ends. Then the call ends as UNAUTHENTICATED."""
-        return within(lambda _: self.noted(key_id), handler)
+        return within(lambda _: self.noted(key, call), handler)
 
     @contextmanager
-    def noted(self, key_id: str) -> Iterator[None]:
+    def noted(self, key: ApiKey, call: str) -> Iterator[None]:
         """End the block when the key ends. Raises UnauthenticatedError then; a client that left cancels as before.
 
-        Raises RateLimitError at the beginning if the tenant has too many calls open.
+        Raises RateLimitError at the beginning if the tenant has too many calls open. call: its name, for the log.
         """
-        task = asyncio.current_task()
+        task, tenant = asyncio.current_task(), key.principal.tenant
         assert task is not None
-        self._check(key_id)
-        self._tasks[key_id].add(task)
+        self._check(tenant, call)
+        self._tasks[tenant][task] = key
+        timer = None
+        if key.expires_at is not None:
+            timer = asyncio.get_running_loop().call_later(key.expires_at - time.time(), self._end, task)
         try:
             yield
         except asyncio.CancelledError:
@@ -84,25 +74,21 @@ class OpenCalls:
             task.uncancel()
             raise UnauthenticatedError(self._ended) from None
         finally:
+            if timer is not None:
+                timer.cancel()
             self._stopped.discard(task)
-            self._tasks[key_id].discard(task)
-            if not self._tasks[key_id]:
-                del self._tasks[key_id]
+            del self._tasks[tenant][task]
+            if not self._tasks[tenant]:
+                del self._tasks[tenant]
 
-    def _check(self, key_id: str) -> None:
-        """Raise RateLimitError if the key's tenant has as many calls open as it may."""
-        tenant = self._tenant_of(key_id)
-        if (most := self._most(tenant)) is None:
-            return
-        if sum(len(tasks) for other, tasks in self._tasks.items() if self._tenant_of(other) == tenant) >= most:
+    def _check(self, tenant: str, call: str) -> None:
+        """Raise RateLimitError if the tenant has as many calls open as it may."""
+        most = self._most(tenant)
+        if most is not None and len(self._tasks.get(tenant, ())) >= most:
             said = f"this tenant has {most} calls open, which is its limit (tenant_limits); end one, and ask again"
             error = RateLimitError(said, retry_after_s=1.0)
-            self._refused(error, f"one of {tenant}")
+            self._refused(error, call)
             raise error
-
-    def _tenant_of(self, key_id: str) -> str:
-        key = self._live.get(key_id)
-        return "" if key is None else key.principal.tenant
 
 
 def within(entered: Within, handler: Any) -> Any:

@@ -91,7 +91,7 @@ class Tokens:
         return KeySet.import_key_set(json.loads(data))
 
     def read(self, text: str) -> ApiKey:
-        """Return who a token names, as a key that ends with it.
+        """Return who a token names, as a key that ends with it and has no id.
 
         Raises UnauthenticatedError, and UnavailableError for a token whose key the next reading may find.
         """
@@ -119,17 +119,12 @@ class Tokens:
         except (JoseError, ValueError, TypeError, KeyError) as error:
             raise UnauthenticatedError(f"authorization: this token is refused: {_why(error)}") from error
         ends = min(float(token.claims["exp"]) + LEEWAY_S, time.time() + LONGEST_S)
-        return ApiKey(token_id(text), "", _principal(token.claims), expires_at=ends)
+        return ApiKey("", "", _principal(token.claims), expires_at=ends)
 
 
 def looks_like_token(text: str) -> bool:
     """Return whether this may be a token: three parts, and a JSON header."""
     return text.startswith("eyJ") and text.count(".") == 2
-
-
-def token_id(text: str) -> str:
-    """Return the id under which calls with this token run; it tells nothing of the token."""
-    return f"jwt-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def _principal(claims: dict[str, Any]) -> Principal:

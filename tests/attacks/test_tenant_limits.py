@@ -13,9 +13,10 @@ import pytest_asyncio
 
 from shared.catalog.jobs.lanes import Taken
 from shared.client import AsyncClient
-from shared.domain.errors import CancelledError, InvalidRequestError, OverloadedError
+from shared.domain.errors import CancelledError, InvalidRequestError, OverloadedError, RateLimitError
 from shared.domain.identity import Role, issued, principal_of
 from shared.runtime.settings import Settings
+from shared.service.open_calls import OpenCalls
 from tests.flows.house import House, house
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -91,6 +92,16 @@ async def test_streams_left_open_are_counted(limited: Limited) -> None:
             gc.enable()
         for job in left:  # so that the server's end does not wait for them
             await greedy.cancel(job.job.id)
+
+
+async def test_a_call_beyond_the_limit_is_reported_by_its_name() -> None:
+    """The log named the tenant in the call's place."""
+    said = list[str]()
+    calls = OpenCalls("", lambda tenant: 1, lambda error, call: said.append(call))
+    key, _ = issued(principal_of("streamers", "a", [Role.USER]))
+    with calls.noted(key, "GenerateStream"), pytest.raises(RateLimitError), calls.noted(key, "ListJobs"):
+        pass
+    assert said == ["ListJobs"]
 
 
 async def test_work_in_flight_is_bounded_and_ends_free_it(limited: Limited) -> None:

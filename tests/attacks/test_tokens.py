@@ -29,6 +29,7 @@ from shared.domain.errors import (
 from shared.domain.identity import ApiKey, Role, issued, principal_of
 from shared.runtime.settings import Settings
 from shared.service import door, running, tokens
+from shared.service.open_calls import OpenCalls
 from shared.service.tokens import Tokens
 from tests.attacks.test_open_doors import Nothing
 
@@ -219,11 +220,12 @@ async def test_a_call_ends_with_its_token(provider: Settings, monkeypatch: pytes
     text = token(exp=int(time.time()) + 2)
     assert place.takes(f"Bearer {text}")
     assert not place.takes("Bearer sk-of-another-service")
-    who = place.principal([f"Bearer {text}"], frozenset(Role), "Watch", key_needed=True)
-    assert (who.tenant, who.subject) == ("acme", "ann")
+    key = place.key_of([f"Bearer {text}"], frozenset(Role), "Watch", key_needed=True)
+    assert key is not None
+    assert (key.principal.tenant, key.principal.subject) == ("acme", "ann")
 
     async def call() -> None:
-        with place.calls.noted(door.id_of([f"Bearer {text}"])):
+        with place.calls.noted(key, "Watch"):
             await asyncio.sleep(60.0)
 
     first, begun = asyncio.create_task(call()), time.time()
@@ -236,6 +238,30 @@ async def test_a_call_ends_with_its_token(provider: Settings, monkeypatch: pytes
         await asyncio.wait_for(first, 10.0)
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_a_key_that_is_revoked_or_rotated_ends_its_calls_and_no_tokens() -> None:
+    calls = OpenCalls("ended")
+    key = issued(principal_of("acme", "ann", [Role.USER]))[0]
+    shown = replace(key, id="", expires_at=time.time() + 60.0)
+
+    async def call(key: ApiKey) -> None:
+        with calls.noted(key, "Watch"):
+            await asyncio.sleep(60.0)
+
+    token_call = asyncio.create_task(call(shown))
+    for live in ({}, {key.id: replace(key, expires_at=time.time())}):
+        key_call = asyncio.create_task(call(key))
+        await asyncio.sleep(0)
+        calls.keep({key.id: key})
+        assert not key_call.cancelling()
+        calls.keep(live)
+        with pytest.raises(UnauthenticatedError, match="ended"):
+            await key_call
+    assert not token_call.cancelling()
+    token_call.cancel()
+    await asyncio.gather(token_call, return_exceptions=True)
+    assert not calls._tasks  # what ended leaves nothing behind, however many tokens a client mints
 
 
 class _NoKeys:

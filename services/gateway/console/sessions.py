@@ -39,14 +39,13 @@ class Sessions:
 
     def begin(self, text: str) -> str:
         """Return the cookie of a new session. text: of a key. Raises UnauthenticatedError for no live key."""
-        found = parsed(text.strip())
+        text = text.strip()
         try:
-            self._door.principal([f"Bearer {text.strip()}"], frozenset(Role), LOGIN, key_needed=True)
-            key = self._door.live(found[0]) if found else None
+            key = self._door.key_of([f"Bearer {text}"], frozenset(Role), LOGIN, key_needed=True)
         except UnauthenticatedError:
             key = None
-        if key is None:
-            said = "is unknown, expired or revoked" if found else "must be what `afterimage keys create` printed"
+        if key is None or not key.id:  # tokens begin no sessions
+            said = "is unknown, expired or revoked" if parsed(text) else "must be what `afterimage keys create` printed"
             raise UnauthenticatedError(f"key: {said}")
         expires = int(time.time()) + LIFETIME_S
         return f"{key.id}.{expires}.{self._signature(key, expires)}"
@@ -55,14 +54,14 @@ class Sessions:
         """Return the token that requests of this session send beside the cookie, if they change anything."""
         return self._sign(f"csrf\n{cookie}")
 
-    def principal(self, scope: Scope) -> tuple[Principal, str]:
-        """Return who sends a request of the console, and the id of the session's key, empty without a session.
+    def principal(self, scope: Scope) -> tuple[Principal, ApiKey | None]:
+        """Return who sends a request of the console, and the session's key; None without a session.
 
         Raises UnauthenticatedError, PermissionDeniedError for a change without its token, and RateLimitError for a
         change above the key's rate. Pages read many small images, so reads do not count.
         """
         if scope["path"] == LOGIN:
-            return _NOBODY, ""
+            return _NOBODY, None
         cookie, headers = cookie_of(scope), Headers(scope=scope)
         key = self._key(cookie)
         changes = scope["method"] not in ("GET", "HEAD")
@@ -73,10 +72,10 @@ class Sessions:
         if key is not None:
             if changes:
                 self._door.count(key, scope["path"])
-            return key.principal, key.id
+            return key.principal, key
         if self._key_needed:
             raise UnauthenticatedError("the console needs a session: sign in with a key of `afterimage keys create`")
-        return ANONYMOUS, ""
+        return ANONYMOUS, None
 
     def holds(self, scope: Scope) -> bool:
         """Return whether the request has the session of a live key."""

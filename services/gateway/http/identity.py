@@ -13,9 +13,9 @@ from starlette.types import Scope
 from services.gateway.caller import Caller, caller_of
 from services.gateway.console.sessions import API, Sessions
 from shared.domain.errors import AfterimageError
-from shared.domain.identity import Principal
+from shared.domain.identity import ANONYMOUS, Principal
 from shared.runtime.settings import Settings
-from shared.service.door import AUTHORIZATION, CLIENTS, Door, id_of, keys_needed
+from shared.service.door import AUTHORIZATION, CLIENTS, Door, keys_needed
 
 _NOTED = "afterimage.principal"
 
@@ -38,16 +38,17 @@ class Callers:
             given = [one for one in given if self._door.takes(one)]
         try:
             if self._sessions is not None and scope["path"].startswith(API):
-                scope[_NOTED], key_id = self._sessions.principal(scope)
-                return self._door.calls.noted(key_id) if key_id else nullcontext()
-            if self._key_needed and not given:  # refused, and counted, only where the path needs a principal
+                scope[_NOTED], key = self._sessions.principal(scope)
+            elif self._key_needed and not given:  # refused, and counted, only where the path needs a principal
                 scope[_NOTED] = partial(self._door.principal, given, CLIENTS, scope["path"], key_needed=True)
                 return nullcontext()
-            scope[_NOTED] = self._door.principal(given, CLIENTS, scope["path"], key_needed=self._key_needed)
+            else:
+                key = self._door.key_of(given, CLIENTS, scope["path"], key_needed=self._key_needed)
+                scope[_NOTED] = key.principal if key else ANONYMOUS
         except AfterimageError as error:
             scope[_NOTED] = error
             return nullcontext()
-        return self._door.calls.noted(id_of(given)) if given else nullcontext()
+        return self._door.calls.noted(key, scope["path"]) if key else nullcontext()
 
 
 def principal(scope: Scope) -> Principal:
