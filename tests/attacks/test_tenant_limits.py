@@ -7,7 +7,9 @@ import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import grpc
 import pytest
 import pytest_asyncio
 
@@ -102,6 +104,33 @@ async def test_a_call_beyond_the_limit_is_reported_by_its_name() -> None:
     with calls.noted(key, "GenerateStream"), pytest.raises(RateLimitError), calls.noted(key, "ListJobs"):
         pass
     assert said == ["ListJobs"]
+
+
+async def test_an_upload_beyond_the_limit_says_why_however_large_it_is() -> None:
+    """Its client reported an error of its own at times: the call ended while it was sending."""
+    unread, codes = list[bytes](), list[grpc.StatusCode]()
+    context = Mock(set_code=codes.append)
+
+    async def parts() -> AsyncIterator[bytes]:
+        while unread:
+            yield unread.pop()
+
+    async def answers(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        yield b""
+
+    async def answer(requests: AsyncIterator[bytes], context: Any) -> bytes:
+        return b""
+
+    calls, (key, _) = OpenCalls("", lambda tenant: 0), issued(principal_of("streamers", "a", [Role.USER]))
+    streaming: Any = calls.under(key, grpc.stream_stream_rpc_method_handler(answers), "GenerateFromImage")
+    single: Any = calls.under(key, grpc.stream_unary_rpc_method_handler(answer), "PlanFromImage")
+    unread[:] = [b"part"] * 3
+    assert [one async for one in streaming.stream_stream(parts(), context)] == []
+    assert not unread
+    unread[:] = [b"part"] * 3
+    assert await single.stream_unary(parts(), context) is None
+    assert not unread
+    assert codes == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2
 
 
 async def test_work_in_flight_is_bounded_and_ends_free_it(limited: Limited) -> None:
