@@ -50,7 +50,7 @@ class Metrics:
         self.door_refused = counter(
             "door_refused",
             "Calls and HTTP requests that the door refused, by code: no key that works, a key without the role, "
-            "or one above its rate.",
+            "one above its rate, or a certificate of another service.",
             "code",
         )
         self.deadlines = counter(

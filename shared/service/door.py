@@ -62,6 +62,9 @@ ALLOWED: tuple[tuple[str, frozenset[Role]], ...] = (
 )
 """Roles, one of which a method needs, by the beginning of its name; the first that fits holds."""
 
+SHOWN = "x509_subject_alternative_name"
+"""Property of a call's peer: the DNS names of its certificate."""
+
 _calling: ContextVar[Principal] = ContextVar("calling", default=ANONYMOUS)
 
 
@@ -72,7 +75,8 @@ def calling() -> Principal:
 
 def actor_of(context: Any) -> str:
     """Return the caller for the audit log: tenant/subject of its key; over a UNIX socket without a key the account that
-    runs this process, to which its sockets belong; or the peer of another anonymous call.
+    runs this process, to which its sockets belong; or the names in its certificate and the peer of another anonymous
+    call.
 
     context: of the gRPC call; None for a call from within the process.
     """
@@ -81,7 +85,15 @@ def actor_of(context: Any) -> str:
         return f"{who.tenant}/{who.subject}"
     if context is None:
         return "this process"
-    return local_actor() if context.peer().startswith("unix:") else f"anonymous at {context.peer()}"
+    if context.peer().startswith("unix:"):
+        return local_actor()
+    shown = ", ".join(sorted(certificate_names(context)))
+    return f"{f'certificate {shown}' if shown else 'anonymous'} at {context.peer()}"
+
+
+def certificate_names(context: Any) -> frozenset[str]:
+    """Return the DNS names in the certificate of a call's peer; none without one. context: of the gRPC call."""
+    return frozenset(name.decode(errors="replace") for name in context.auth_context().get(SHOWN, ()))
 
 
 def loopback(address: str) -> bool:
@@ -127,6 +139,21 @@ def check_guarded(settings: Settings, setting: str = "listen") -> None:
         )
 
 
+class Refusals:
+    """Counts refused calls, and logs at most one of them in LOG_EVERY_S seconds."""
+
+    def __init__(self) -> None:
+        self._unlogged, self._log_at = 0, 0.0
+
+    def note(self, error: AfterimageError, call: str) -> None:
+        METRICS.door_refused.labels(error.code).inc()
+        self._unlogged += 1
+        now = time.monotonic()
+        if now >= self._log_at:
+            log("door").warning("call refused", call=call[:100], why=str(error), refused=self._unlogged)
+            self._unlogged, self._log_at = 0, now + LOG_EVERY_S
+
+
 class Door(grpc.aio.ServerInterceptor):
     """Refuses a call before its request is received, or runs it as the principal of its key.
 
@@ -139,9 +166,9 @@ class Door(grpc.aio.ServerInterceptor):
         self._live: Mapping[str, ApiKey] = {}
         self._tokens = tokens
         ended = f"{AUTHORIZATION}: this key ended during the call; {_WHERE}"
-        self.calls = OpenCalls(ended, lambda tenant: settings.limits_of(tenant).calls, self._refused)
+        self._refusals = Refusals()
+        self.calls = OpenCalls(ended, lambda tenant: settings.limits_of(tenant).calls, self._refusals.note)
         self._of_keys, self._of_tenants = Buckets("key"), Buckets("tenant")
-        self._unlogged, self._log_at = 0, 0.0
         self._audited, self._audit_at = 0, 0.0
 
     async def open(self, *, bootstrap: bool) -> None:
@@ -215,7 +242,7 @@ class Door(grpc.aio.ServerInterceptor):
                     self.note_refused(f"{who.tenant}/{who.subject}", call, error.code)
                 raise error
         except (UnauthenticatedError, PermissionDeniedError, RateLimitError, UnavailableError) as error:
-            self._refused(error, call)
+            self._refusals.note(error, call)
             raise
         return key
 
@@ -239,7 +266,7 @@ class Door(grpc.aio.ServerInterceptor):
         try:
             self._take(key)
         except RateLimitError as error:
-            self._refused(error, call)
+            self._refusals.note(error, call)
             raise
 
     def _take(self, key: ApiKey) -> None:
@@ -254,15 +281,6 @@ class Door(grpc.aio.ServerInterceptor):
         """Return the key with this id; None for one that is unknown, revoked or expired."""
         key = self._live.get(key_id)
         return None if key is None or key.expired(time.time()) else key
-
-    def _refused(self, error: AfterimageError, call: str) -> None:
-        """Count the refusal, and log it unless another one was logged in the last LOG_EVERY_S seconds."""
-        METRICS.door_refused.labels(error.code).inc()
-        self._unlogged += 1
-        now = time.monotonic()
-        if now >= self._log_at:
-            log("door").warning("call refused", call=call[:100], why=str(error), refused=self._unlogged)
-            self._unlogged, self._log_at = 0, now + LOG_EVERY_S
 
     def _named(self, given: Sequence[Any]) -> ApiKey:
         if len(given) != 1:

@@ -6,6 +6,7 @@ import json
 import stat
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -124,6 +125,14 @@ def test_a_flood_of_lines_fills_no_disk(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_call_over_the_servers_own_socket_is_its_accounts() -> None:
     """An operator of an embedded server was `anonymous at unix:`."""
     assert actor_of(CallContext(())) == audit.local_actor()
+
+
+def test_a_caller_without_a_key_is_named_by_its_certificate() -> None:
+    """An operator with a certificate alone was `anonymous`."""
+    call = Mock(peer=lambda: "ipv4:10.0.0.2:5", auth_context=lambda: {"x509_subject_alternative_name": [b"operator"]})
+    assert actor_of(call) == "certificate operator at ipv4:10.0.0.2:5"
+    call.auth_context = dict
+    assert actor_of(call) == "anonymous at ipv4:10.0.0.2:5"
 
 
 def test_an_admin_who_reads_again_and_again_pushes_out_no_line(tmp_path: Path) -> None:

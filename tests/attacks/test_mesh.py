@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ from services.embedder.service import EmbedderService
 from shared.domain.errors import PermissionDeniedError, UnavailableError
 from shared.runtime import rpc, tls
 from shared.runtime.settings import Settings
-from shared.service import Context, health, running
+from shared.runtime.telemetry import METRICS
+from shared.service import Context, door, health, running
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
@@ -65,14 +67,22 @@ async def asked_by(name: str, settings: Settings, address: str) -> int:
 
 
 async def test_only_a_caller_of_the_service_is_answered(
-    settings: Settings, mesh: Path, tiny: Path, tmp_path: Path
+    settings: Settings, mesh: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A refusal left no trace."""
+    said = list[tuple[str, dict[str, Any]]]()
+    logger = SimpleNamespace(warning=lambda event, **facts: said.append((event, facts)))
+    monkeypatch.setattr(door, "log", lambda _: logger)
+    before = METRICS.door_refused.labels(PermissionDeniedError.code)._value.get()
     own = member(settings, mesh, tiny)
     async with running([EmbedderService()], own) as process:
         assert await asked_by("gateway", own, process.address) == 1
         assert await asked_by("cache_maintainer", own, process.address) == 1
         with pytest.raises(PermissionDeniedError, match="certificate of segmenter may not call this service"):
             await asked_by("segmenter", own, process.address)
+        assert METRICS.door_refused.labels(PermissionDeniedError.code)._value.get() == before + 1
+        ((event, facts),) = said
+        assert (event, facts["call"], facts["refused"]) == ("call refused", "EmbedText", 1)
         plain, stranger = member(settings, Path(), tiny, mesh_certificates=""), made(tmp_path / "stranger")
         for wrong in (plain, member(settings, stranger, tiny)):
             with pytest.raises(UnavailableError):
