@@ -6,7 +6,7 @@ import getpass
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -77,10 +77,11 @@ def local_actor() -> str:
 
 
 def _rotate(path: Path) -> None:
-    if not path.exists() or path.stat().st_size < MOST_BYTES:
-        return
-    for number in range(KEPT - 1, 0, -1):
-        older = path.with_name(f"{FILE}.{number}")
-        if older.exists():
-            older.replace(path.with_name(f"{FILE}.{number + 1}"))
-    path.replace(path.with_name(f"{FILE}.1"))
+    with suppress(FileNotFoundError):  # another process renames the same files
+        if not path.exists() or path.stat().st_size < MOST_BYTES:
+            return
+        for number in range(KEPT - 1, 0, -1):
+            older = path.with_name(f"{FILE}.{number}")
+            if older.exists():
+                older.replace(path.with_name(f"{FILE}.{number + 1}"))
+        path.replace(path.with_name(f"{FILE}.1"))

@@ -122,6 +122,21 @@ def test_a_flood_of_lines_fills_no_disk(tmp_path: Path, monkeypatch: pytest.Monk
     assert _lines(tmp_path)[-1]["target"] == "199"
 
 
+def test_a_line_is_written_while_another_process_rotates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line was lost: the file to rename was gone."""
+    monkeypatch.setattr(audit, "MOST_BYTES", 1)
+    audit.record(tmp_path, actor="a", action="first")
+    renamed = Path.replace
+
+    def replace(path: Path, target: Path) -> None:
+        renamed(path, target)
+        renamed(path, target)  # as if the other process was first
+
+    monkeypatch.setattr(Path, "replace", replace)
+    audit.record(tmp_path, actor="a", action="second")
+    assert [one["action"] for one in _lines(tmp_path)] == ["second"]
+
+
 def test_a_call_over_the_servers_own_socket_is_its_accounts() -> None:
     """An operator of an embedded server was `anonymous at unix:`."""
     assert actor_of(CallContext(())) == audit.local_actor()
