@@ -11,8 +11,10 @@ from services.gateway.fanout import Rows
 from shared.domain.errors import NotFoundError, UnreadableRowError
 from shared.domain.identity import subject_of
 from shared.domain.types import Job
-from shared.runtime.audit import record
+from shared.runtime.audit import FILE, READS, record
 
+ACTS = frozenset({"cancel job", "erase job"})
+"""Actions on a job that change it; the others read."""
 SAME_S = 60.0
 """Seconds in which the same read again leaves no second line: a flood of them pushes out no others."""
 _noted: TTLCache[tuple[Path, str, str, str], None] = TTLCache(10_000, SAME_S)
@@ -30,7 +32,8 @@ def note_admin(caller: Caller, data_dir: Path, action: str, target: str, user: s
     line = f"{caller.tenant}/{caller.subject}", action, target
     if (data_dir, *line) not in _noted:
         _noted[data_dir, *line] = None
-        record(data_dir, actor=line[0], action=action, target=target)
+        file = FILE if action in ACTS else READS
+        record(data_dir, actor=line[0], action=action, target=target, file=file)
 
 
 async def own_job(jobs: Rows, job_id: str, caller: Caller, data_dir: Path, action: str = "read job") -> Job:

@@ -19,11 +19,15 @@ from shared.runtime.telemetry import log
 
 FILE = "audit.jsonl"
 """File in the data directory: one JSON object per line, oldest first; `.1` to `.5` are older files."""
+READS = "audit-reads.jsonl"
+"""The same for what tenants' admins read: however many jobs they read, acts stay in FILE."""
 MOST_BYTES, KEPT = 10 * 2**20, 5
 LONGEST = 200
 
 
-def record(data_dir: Path, *, actor: str, action: str, target: str = "", outcome: str = "done") -> None:
+def record(
+    data_dir: Path, *, actor: str, action: str, target: str = "", outcome: str = "done", file: str = FILE
+) -> None:
     """Append one line, and log it where this process keeps a log: a container may have no folder that lasts.
 
     A full disk or a read-only folder is logged, and the action goes on.
@@ -34,12 +38,12 @@ def record(data_dir: Path, *, actor: str, action: str, target: str = "", outcome
     line = json.dumps({"time": now} | fields)
     if structlog.is_configured():
         log("audit").info("audit", **fields)
-    path = data_dir / FILE
+    path = data_dir / file
     try:
         private_folder(data_dir, tighten=False)
         _rotate(path)
-        with open(path, "a", opener=private_opener) as file:  # one write of one line: processes do not mix theirs
-            file.write(f"{line}\n")
+        with open(path, "a", opener=private_opener) as lines:  # one write of one line: processes do not mix theirs
+            lines.write(f"{line}\n")
     except OSError as error:
         log("audit").error("audit line not written", error=str(error), **fields)
 
@@ -77,11 +81,11 @@ def local_actor() -> str:
 
 
 def _rotate(path: Path) -> None:
-    with suppress(FileNotFoundError):  # another process renames the same files
-        if not path.exists() or path.stat().st_size < MOST_BYTES:
+    with suppress(FileNotFoundError):  # there is none yet, or another process renames the same ones
+        if path.stat().st_size < MOST_BYTES:
             return
         for number in range(KEPT - 1, 0, -1):
-            older = path.with_name(f"{FILE}.{number}")
+            older = path.with_name(f"{path.name}.{number}")
             if older.exists():
-                older.replace(path.with_name(f"{FILE}.{number + 1}"))
-        path.replace(path.with_name(f"{FILE}.1"))
+                older.replace(path.with_name(f"{path.name}.{number + 1}"))
+        path.replace(path.with_name(f"{path.name}.1"))

@@ -28,8 +28,8 @@ from shared.service import running
 from shared.service.door import Door, actor_of
 
 
-def _lines(folder: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in (folder / audit.FILE).read_text().splitlines()]
+def _lines(folder: Path, file: str = audit.FILE) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (folder / file).read_text().splitlines()]
 
 
 async def test_operators_acts_and_reads_and_refused_ones_are_recorded(settings: Settings) -> None:
@@ -157,10 +157,22 @@ def test_an_admin_who_reads_again_and_again_pushes_out_no_line(tmp_path: Path) -
         own_jobs.note_admin(user, tmp_path, "list jobs", "tenant acme")
     own_jobs.note_admin(chief, tmp_path, "read job", "j1", "key:user/")
     own_jobs.note_admin(chief, tmp_path, "read job", "j2", "key:chief/")
-    assert [(one["actor"], one["target"]) for one in _lines(tmp_path)] == [
+    assert [(one["actor"], one["target"]) for one in _lines(tmp_path, audit.READS)] == [
         ("acme/chief", "tenant acme"),
         ("acme/chief", "j1"),
     ]
+
+
+def test_an_admin_who_reads_very_many_jobs_pushes_out_no_act(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads of distinct jobs replaced the lines of everybody's acts."""
+    monkeypatch.setattr(audit, "MOST_BYTES", 1000)
+    chief = Caller("acme", subject="chief", admin=True)
+    own_jobs.note_admin(chief, tmp_path, "cancel job", "j1", "key:user/")
+    for number in range(100):
+        own_jobs.note_admin(chief, tmp_path, "read job", f"r{number}", "key:user/")
+    assert [one["target"] for one in _lines(tmp_path)] == ["j1"]
+    assert len([*tmp_path.glob(f"{audit.READS}*")]) == audit.KEPT + 1
+    assert _lines(tmp_path, audit.READS)[-1]["target"] == "r99"
 
 
 @pytest.mark.parametrize("days", ["nan", "inf", "1e7"])

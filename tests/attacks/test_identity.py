@@ -27,6 +27,7 @@ from shared.domain.errors import (
 )
 from shared.domain.identity import ANONYMOUS, ApiKey, Role, issued, principal_of
 from shared.runtime import rpc
+from shared.runtime.audit import READS
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS
 from shared.service import door
@@ -109,7 +110,7 @@ async def test_a_job_is_its_subjects_and_its_tenants_admin_may_see_it(guarded: G
         assert (await chief.get_picture(secret.job.id)).png == secret.png
         own = await chief.generate("the chief's own", steps=10)
         await chief.get_job(own.job.id)
-    said = (guarded.house.process.context.settings.data_dir / "audit.jsonl").read_text()
+    said = (guarded.house.process.context.settings.data_dir / READS).read_text()
     read = [line for line in map(json.loads, said.splitlines()) if line["actor"] == "acme/chief"]
     noted = {(line["action"], line["target"]) for line in read}
     assert noted >= {("list jobs", "tenant acme"), ("read job", secret.job.id)}
