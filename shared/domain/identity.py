@@ -18,7 +18,7 @@ BOOTSTRAP = "bootstrap"
 """Id of the key that the first start makes."""
 _PREFIX = "aik_"
 _TEXT = re.compile(r"aik_([a-z0-9]{1,32})\.([A-Za-z0-9_-]{43})")
-_SUBJECT = "key:"
+_SUBJECT, _HASHED = "key:", "sub-"
 MOST_PER_S, MOST_BURST = 10_000, 1_000_000
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)/(s|min|h)")
@@ -128,6 +128,13 @@ def principal_of(tenant: str, subject: str, roles: Iterable[str]) -> Principal:
     return Principal(tenant, subject, frozenset(map(Role, given)))
 
 
+def kept_subject(named: str) -> str:
+    """Return the subject of a provider's user: the name itself, or a hash of a name with other characters."""
+    if NAME.fullmatch(named) and not named.startswith(_HASHED):
+        return named
+    return f"{_HASHED}{digest(named)[:32]}"
+
+
 def under(subject: str, label: str) -> str:
     """Return the user of a request: the client's label under its subject; the label alone for an anonymous caller.
 
@@ -147,9 +154,10 @@ def subject_of(user: str) -> str:
 
 def is_user(stored: str, named: str) -> bool:
     """Return whether a stored user is the named one: a subject with all its labels, or one `subject/label`.
-    The same label of an anonymous caller counts, too."""
-    every_label = "/" not in named and stored.startswith(f"{_SUBJECT}{named}/")
-    return every_label or stored in (named, f"{_SUBJECT}{named}")
+    The same label of an anonymous caller counts, too. named: its subject as stored, or as its provider names it."""
+    subject, slash, label = named.partition("/")
+    whole = f"{_SUBJECT}{kept_subject(named)}/", *(() if slash else (f"{_SUBJECT}{named}/",))
+    return stored.startswith(whole) or stored in (named, f"{_SUBJECT}{named}", under(kept_subject(subject), label))
 
 
 def same_caller(tenant: str, user: str, other_tenant: str, other_user: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import math
 import time
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from shared.domain.errors import ConfigurationError, InvalidRequestError, UnauthenticatedError, UnavailableError
-from shared.domain.identity import NAME, ApiKey, Principal, Role, principal_of
+from shared.domain.identity import ApiKey, Principal, Role, kept_subject, principal_of
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import log
 
@@ -128,9 +127,7 @@ def looks_like_token(text: str) -> bool:
 
 
 def _principal(claims: dict[str, Any]) -> Principal:
-    subject, tenant, roles = str(claims["sub"]), claims.get("tenant"), claims.get("roles", [Role.USER])
-    if not NAME.fullmatch(subject) or subject.startswith("sub-"):  # providers put other characters there
-        subject = f"sub-{hashlib.sha256(subject.encode()).hexdigest()[:32]}"
+    subject, tenant, roles = kept_subject(str(claims["sub"])), claims.get("tenant"), claims.get("roles", [Role.USER])
     given = roles.split() if isinstance(roles, str) else roles if isinstance(roles, list) else []
     known = [role for role in given if isinstance(role, str) and role in set(Role)]
     try:

@@ -26,7 +26,7 @@ from shared.domain.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from shared.domain.identity import ApiKey, Role, issued, principal_of
+from shared.domain.identity import ApiKey, Role, is_user, issued, principal_of, under
 from shared.runtime.settings import Settings
 from shared.service import door, running, tokens
 from shared.service.open_calls import OpenCalls
@@ -125,6 +125,24 @@ async def test_roles_come_from_the_token_and_from_nowhere_else(provider: Setting
     assert odd.subject.startswith("sub-")
     assert odd == read.read(token(sub="auth0|5f7c")).principal != read.read(token(sub="auth0|5f7d")).principal
     assert read.read(token(exp=2**40)).expired(time.time() + tokens.LONGEST_S + 1)
+
+
+@pytest.mark.parametrize("name", ["ann", "auth0|5f7c", "https://id.example.com/ann", "sub-5f7c"])
+async def test_the_user_of_a_token_is_found_by_the_name_that_its_provider_gives(provider: Settings, name: str) -> None:
+    """An erasure of `auth0|5f7c` found nothing and called that done."""
+    read = Tokens.of(provider)
+    assert read is not None
+    await read.refresh()
+    subject = read.read(token(sub=name)).principal.subject
+    for named in (name, subject):
+        assert is_user(under(subject, "blog"), named)
+        assert is_user(under(subject, ""), named)
+        assert not is_user(under(f"{subject}a", ""), named)
+    assert is_user(under(subject, "blog"), f"{subject}/blog")
+    assert not is_user(under(subject, "home"), f"{subject}/blog")
+    if "/" not in name:
+        assert is_user(under(subject, "blog"), f"{name}/blog")
+        assert not is_user(under(subject, "home"), f"{name}/blog")
 
 
 async def test_new_keys_of_the_provider_are_found_and_old_ones_end(
