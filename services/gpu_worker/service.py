@@ -33,7 +33,7 @@ from services.gpu_worker.models.switching import Assignment
 from shared.domain.messages import DataErased, JobCancelled, Message, PreviewsRequested
 from shared.models.devices import placed
 from shared.models.memory import MOST_PIXELS
-from shared.runtime.audit import record
+from shared.runtime.audit import recorded
 from shared.runtime.telemetry import METRICS
 from shared.service import Context
 from shared.service.door import actor_of
@@ -119,8 +119,8 @@ class GpuWorkerService(GpuWorkerServiceServicer):
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
         endings = self._tasks.endings
         finished, handed_back = endings.finished, endings.handed_back
-        await self.drain(request.timeout_s or None)
-        record(self._context.settings.data_dir, actor=actor_of(context), action="drain", target=self.name)
+        with recorded(self._context.settings.data_dir, actor=actor_of(context), action="drain", target=self.name):
+            await self.drain(request.timeout_s or None)
         return pb.DrainResponse(finished=endings.finished - finished, handed_back=endings.handed_back - handed_back)
 
     # ---- the engine ----

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -18,6 +20,7 @@ from shared.domain.errors import UnavailableError
 from shared.domain.messages import GenerateImage, JobCancelled, JobQueued, JobSucceeded, Message, Progress, lane_of
 from shared.domain.types import Job, JobState, Size
 from shared.models.card_lookup import find_card, write_card
+from shared.runtime import audit
 from tests.unit.gpu_worker.worker import SLOW, STEPS, WorkerBench, running_worker
 
 
@@ -209,6 +212,16 @@ async def test_a_drain_hands_back_what_it_cannot_finish(tmp_path: Path, logs: li
         receiver = await bench.backends.bus.receive([lane_of(bench.model)], prefetch=1)
         async with asyncio.timeout(1):
             assert (await receiver.get()).message == GenerateImage(long.id, only=True)
+
+
+async def test_a_drain_that_fails_is_recorded(slow: WorkerBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(slow.service, "drain", AsyncMock(side_effect=UnavailableError("the catalog does not answer")))
+        with pytest.raises(UnavailableError):
+            await slow.service.Drain(pb.DrainRequest(), None)
+    (line,) = (slow.service._context.settings.data_dir / audit.FILE).read_text().splitlines()
+    said = json.loads(line)
+    assert (said["action"], said["outcome"]) == ("drain", UnavailableError.code)
 
 
 @pytest.mark.usefixtures("plain_logs")
