@@ -120,12 +120,10 @@ class CausalLlama:
         folder = path
         if path.suffix == ".gguf":
             folder, source["gguf_file"] = path.parent, path.name
-        else:
-            source["use_safetensors"] = True
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(folder, **{**source, "use_safetensors": None})
+            self._tokenizer = AutoTokenizer.from_pretrained(folder, **source)
             dtype = torch.float32 if device == "cpu" else torch.float16  # FlexCache §5: float16
-            self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **source)
+            self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, **source)
         except Exception as error:
             raise ModelError(f"extractor {path}: cannot be loaded as a causal language model ({error})") from error
         if not self._tokenizer.is_fast:

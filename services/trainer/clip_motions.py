@@ -98,7 +98,7 @@ def _begin(pair: Path) -> tuple[CLIPModel, Words]:
     """Return the pair with a token for each word of the motions, of which only the new ones can learn."""
     before = CLIPTokenizer.from_pretrained(pair)
     words = Words(with_words(before, motion_words()))
-    model = CLIPModel.from_pretrained(pair, dtype=torch.float32).eval().requires_grad_(False)
+    model = CLIPModel.from_pretrained(pair, dtype=torch.float32, use_safetensors=True).eval().requires_grad_(False)
     old = _table(model).detach()
     # a new word begins as the mean of the pieces that spelled it
     pieces = {number: word.removesuffix("</w>") for word, number in words.tokenizer.get_vocab().items()}

@@ -102,7 +102,11 @@ def train_pair(
     model.to(device or "cpu")
     heads.to(device or "cpu")
     model.train()
-    exported = (lambda: CLIPModel.from_pretrained(start, torch_dtype=torch.float32).state_dict()) if start else None
+    exported = (
+        (lambda: CLIPModel.from_pretrained(start, torch_dtype=torch.float32, use_safetensors=True).state_dict())
+        if start
+        else None
+    )
     sitting = Sitting(
         "clip", work, {"model": model, "heads": heads}, _optimizers(model, heads, plan.rate),
         steps=plan.steps, seconds=plan.seconds, rate=plan.rate, start=exported,

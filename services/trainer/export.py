@@ -46,7 +46,9 @@ def shipped_autoencoder(models: Path = BUNDLED) -> AutoencoderTiny:
     if not found:
         raise NotFoundError(f"no autoencoder in {models}: train it first")
     model = new_autoencoder()  # a loaded configuration would name the folder of the weights
-    model.load_state_dict(AutoencoderTiny.from_pretrained(found[0], torch_dtype=torch.float32).state_dict())
+    model.load_state_dict(
+        AutoencoderTiny.from_pretrained(found[0], torch_dtype=torch.float32, use_safetensors=True).state_dict()
+    )
     return model.eval().requires_grad_(False)
 
 

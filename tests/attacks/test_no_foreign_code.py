@@ -11,6 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 UNPICKLING = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 CALLS = {"eval", "exec", "compile", "__import__"}
+WITHOUT_WEIGHTS = ("Tokenizer", "Processor", "ProcessorPil", "Config")
+"""Ends of the names of classes that load no weights."""
 
 
 def found(source: str) -> Iterator[str]:
@@ -26,6 +28,10 @@ def found(source: str) -> Iterator[str]:
             case ast.Call(func=ast.Attribute(attr="load", value=ast.Name(id="torch")), keywords=given):
                 if not any(one.arg == "weights_only" and _is(one.value, True) for one in given):
                     yield "torch.load without weights_only=True"
+            case ast.Call(func=ast.Attribute(attr="from_pretrained", value=loaded), keywords=given):
+                safe = any(one.arg == "use_safetensors" and _is(one.value, True) for one in given)
+                if not safe and not ast.unparse(loaded).endswith(WITHOUT_WEIGHTS):
+                    yield "from_pretrained without use_safetensors=True"
             case ast.Call(func=ast.Attribute(attr="load", value=ast.Name(id="yaml"))):
                 yield "yaml.load"
             case ast.keyword(arg="trust_remote_code", value=value) if not _is(value, False):
@@ -54,6 +60,7 @@ def test_no_code_arrives_as_data() -> None:
         "import pickle", "from joblib import load", "eval(text)", "torch.load(path)",
         "torch.load(path, weights_only=False)", "yaml.load(text)", "make(trust_remote_code=True)",
         "np.load(path, allow_pickle=True)", "subprocess.run(text, shell=True)",
+        "SamModel.from_pretrained(path)", "type(model).from_pretrained(path, use_safetensors=False)",
     ],
 )  # fmt: skip
 def test_the_scan_finds_each_way(source: str) -> None:

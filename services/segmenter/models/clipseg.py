@@ -23,7 +23,9 @@ class ClipSeg:
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         self._device = device
         self._processor = CLIPSegProcessor.from_pretrained(folder, local_files_only=True)
-        model = CLIPSegForImageSegmentation.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        model = CLIPSegForImageSegmentation.from_pretrained(
+            folder, dtype=torch.float32, use_safetensors=True, local_files_only=True
+        )
         self._model = model.to(device).eval().requires_grad_(False)
         self._max_tokens = int(model.config.text_config.max_position_embeddings)
 

@@ -23,9 +23,11 @@ class LangSam:
         self._device = device
         self._boxes_in = GroundingDinoProcessor.from_pretrained(detector, local_files_only=True)
         self._masks_in = SamProcessor.from_pretrained(masks, local_files_only=True)
-        detects = GroundingDinoForObjectDetection.from_pretrained(detector, dtype=torch.float32, local_files_only=True)
+        detects = GroundingDinoForObjectDetection.from_pretrained(
+            detector, dtype=torch.float32, use_safetensors=True, local_files_only=True
+        )
         self._detects = detects.to(device).eval().requires_grad_(False)
-        sam = SamModel.from_pretrained(masks, dtype=torch.float32, local_files_only=True)
+        sam = SamModel.from_pretrained(masks, dtype=torch.float32, use_safetensors=True, local_files_only=True)
         self._sam = sam.to(device).eval().requires_grad_(False)
 
     @torch.inference_mode()

@@ -25,7 +25,7 @@ class Sam3:
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         self._device = device
         self._processor = Sam3Processor.from_pretrained(folder, local_files_only=True)
-        model = Sam3Model.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        model = Sam3Model.from_pretrained(folder, dtype=torch.float32, use_safetensors=True, local_files_only=True)
         self._model = model.to(device).eval().requires_grad_(False)
 
     @torch.inference_mode()
@@ -53,7 +53,7 @@ class Sam3Tracker:
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         self._device = device
         self._processor = Sam3VideoProcessor.from_pretrained(folder, local_files_only=True)
-        model = Sam3VideoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        model = Sam3VideoModel.from_pretrained(folder, dtype=torch.float32, use_safetensors=True, local_files_only=True)
         self._model = model.to(device).eval().requires_grad_(False)
 
     @torch.inference_mode()

@@ -58,7 +58,9 @@ def prompt_pictures(
 
 def open_pipeline(folder: Path) -> Any:
     """Open the stock pipeline in `folder`, in float32, without a progress bar."""
-    pipeline = StableDiffusionPipeline.from_pretrained(folder, torch_dtype=torch.float32, safety_checker=None)
+    pipeline = StableDiffusionPipeline.from_pretrained(
+        folder, torch_dtype=torch.float32, use_safetensors=True, safety_checker=None
+    )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 

@@ -117,5 +117,5 @@ def _pair(folder: Path, renderer: Renderer) -> dict[str, float]:
     import torch
     from transformers import CLIPModel, CLIPTokenizer
 
-    model = CLIPModel.from_pretrained(folder, torch_dtype=torch.float32)
+    model = CLIPModel.from_pretrained(folder, torch_dtype=torch.float32, use_safetensors=True)
     return judge_pair(model, Words(CLIPTokenizer.from_pretrained(folder)), renderer)

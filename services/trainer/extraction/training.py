@@ -165,7 +165,9 @@ def export_extractor(work: Path, target: Path) -> None:
 def judge_extractor(folder: Path, wordnet: Path, seed: int = 99) -> dict[str, float]:
     """Return the shares of exact objects, backgrounds and both, on wordings of another seed."""
     rng, wordings, tokenizer = random.Random(seed), Wordings(read_words(wordnet)), read_tokenizer(folder)
-    model = LlamaForTokenClassification.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    model = LlamaForTokenClassification.from_pretrained(
+        folder, dtype=torch.float32, use_safetensors=True, local_files_only=True
+    ).eval()
     right = []
     for _ in range(JUDGED):
         text = wordings.sample(rng)

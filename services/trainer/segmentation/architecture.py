@@ -17,7 +17,7 @@ FIRST = 0.05
 
 def new_segmenter(pair: Path) -> CLIPSegForImageSegmentation:
     """Return a CLIPSeg with the towers of the CLIP pair in `pair` and an untrained decoder."""
-    clip = CLIPModel.from_pretrained(pair, torch_dtype=torch.float32)
+    clip = CLIPModel.from_pretrained(pair, torch_dtype=torch.float32, use_safetensors=True)
     config = CLIPSegConfig(
         text_config=clip.config.text_config.to_dict() | {"model_type": "clipseg_text_model"},
         vision_config=clip.config.vision_config.to_dict() | {"model_type": "clipseg_vision_model"},

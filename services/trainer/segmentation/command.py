@@ -61,7 +61,7 @@ def judge(
     if model is None:
         net = trained_segmenter(work, models)
     else:
-        net = CLIPSegForImageSegmentation.from_pretrained(model, torch_dtype=torch.float32).eval()
+        net = CLIPSegForImageSegmentation.from_pretrained(model, torch_dtype=torch.float32, use_safetensors=True).eval()
     words = Words(CLIPTokenizer.from_pretrained(model or models / "clip"))
     found = judge_segmenter(net, words, renderer, vae, count)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -62,7 +62,9 @@ def train_autoencoder(
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=plan.rate, betas=(0.9, 0.99), weight_decay=1e-3, fused=True)
     exported = (
-        (lambda: AutoencoderTiny.from_pretrained(start, torch_dtype=torch.float32).state_dict()) if start else None
+        (lambda: AutoencoderTiny.from_pretrained(start, torch_dtype=torch.float32, use_safetensors=True).state_dict())
+        if start
+        else None
     )
     sitting = Sitting(
         "vae", work, {"model": model}, [optimizer],

@@ -107,8 +107,8 @@ class Run:
         self.step, self.samples, self.used_s = state["step"], state["samples"], state["used_s"]
 
     def _begin_from(self, folder: Path) -> None:
-        unet = UNet2DConditionModel.from_pretrained(folder / "unet", torch_dtype=torch.float32)
-        text = CLIPTextModel.from_pretrained(folder / "text_encoder", torch_dtype=torch.float32)
+        unet = UNet2DConditionModel.from_pretrained(folder / "unet", torch_dtype=torch.float32, use_safetensors=True)
+        text = CLIPTextModel.from_pretrained(folder / "text_encoder", torch_dtype=torch.float32, use_safetensors=True)
         self.model.unet.load_state_dict(unet.state_dict())
         self.model.text.load_state_dict(text.state_dict())
 

@@ -24,9 +24,13 @@ class GuidedTeacher:
     def __init__(
         self, folder: Path, words: Words, guidance: float = GUIDANCE, device: torch.device | None = None
     ) -> None:
-        self._unet = UNet2DConditionModel.from_pretrained(folder / "unet", torch_dtype=torch.float32)
+        self._unet = UNet2DConditionModel.from_pretrained(
+            folder / "unet", torch_dtype=torch.float32, use_safetensors=True
+        )
         self._unet.eval().requires_grad_(False).to(device or "cpu", memory_format=torch.channels_last)
-        self._text = CLIPTextModel.from_pretrained(folder / "text_encoder", torch_dtype=torch.float32)
+        self._text = CLIPTextModel.from_pretrained(
+            folder / "text_encoder", torch_dtype=torch.float32, use_safetensors=True
+        )
         self._text.eval().requires_grad_(False).to(device or "cpu")
         self._guidance = guidance
         with torch.no_grad():

@@ -74,9 +74,9 @@ def begin_with(image_model: Path, tokenizer: CLIPTokenizer) -> ClipDenoiser:
 
     New words get random embeddings: those of their former pieces are all alike to the text encoder, which was trained
     to ignore unknown words."""
-    unet = UNet2DConditionModel.from_pretrained(image_model / "unet", torch_dtype=torch.float32)
+    unet = UNet2DConditionModel.from_pretrained(image_model / "unet", torch_dtype=torch.float32, use_safetensors=True)
     text = CLIPTextModel.from_pretrained(
-        image_model / "text_encoder", torch_dtype=torch.float32, attn_implementation="eager"
+        image_model / "text_encoder", torch_dtype=torch.float32, use_safetensors=True, attn_implementation="eager"
     )
     known = text.get_input_embeddings().weight.detach().clone()
     text.resize_token_embeddings(len(tokenizer), mean_resizing=False)

@@ -93,7 +93,11 @@ def _name(model: Path) -> str:
 
 
 def _encoder(model: Path) -> CLIPTextModel:
-    return CLIPTextModel.from_pretrained(model / "text_encoder", dtype=torch.float32).eval().requires_grad_(False)
+    return (
+        CLIPTextModel.from_pretrained(model / "text_encoder", dtype=torch.float32, use_safetensors=True)
+        .eval()
+        .requires_grad_(False)
+    )
 
 
 def _losses(
