@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from cachetools import TTLCache
 
@@ -34,6 +35,15 @@ def note_admin(caller: Caller, data_dir: Path, action: str, target: str, user: s
         _noted[data_dir, *line] = None
         file = FILE if action in ACTS else READS
         record(data_dir, actor=line[0], action=action, target=target, file=file)
+
+
+async def own_jobs(jobs: Any, caller: Caller, data_dir: Path, **page: Any) -> tuple[list[Job], str]:
+    """Return a page of the jobs that the caller may see, newest first, and the token of the next page; see
+    `Jobs.list`."""
+    note_admin(caller, data_dir, "list jobs", f"tenant {caller.tenant}")
+    subject = None if caller.admin else caller.subject
+    found: tuple[list[Job], str] = await jobs.list(tenant=caller.tenant, subject=subject, **page)
+    return found
 
 
 async def own_job(jobs: Rows, job_id: str, caller: Caller, data_dir: Path, action: str = "read job") -> Job:

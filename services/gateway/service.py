@@ -18,7 +18,7 @@ from services.gateway.erasing import TIMEOUT_S as ERASE_S
 from services.gateway.erasing import target_of, to_erase
 from services.gateway.http.server import HttpServer
 from services.gateway.intake import Intake
-from services.gateway.own_jobs import note_admin, own_job
+from services.gateway.own_jobs import own_job, own_jobs
 from services.gateway.pending_calls import Calls
 from services.gateway.rerouting import reroute
 from services.gateway.roster import Roster
@@ -171,11 +171,10 @@ class GatewayService(GatewayServiceServicer):
         return pb.GetJobResponse(job=answers.job(job), picture=part)
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
-        caller = _caller(context)
-        note_admin(caller, self._context.settings.data_dir, "list jobs", f"tenant {caller.tenant}")
-        jobs, token = await self._jobs.list(
-            tenant=caller.tenant,
-            subject=None if caller.admin else caller.subject,
+        jobs, token = await own_jobs(
+            self._jobs,
+            _caller(context),
+            self._context.settings.data_dir,
             state=state_from_proto(request.state),
             limit=page_size(request.page_size),
             after=page_token(request.page_token),

@@ -28,7 +28,7 @@ from services.gateway.http.fields import Fields, ImageFields, Text, VideoFields
 from services.gateway.http.identity import principal
 from services.gateway.http.images import edited
 from services.gateway.http.requests import image_request, video_request
-from services.gateway.own_jobs import note_admin, own_job
+from services.gateway.own_jobs import note_admin, own_job, own_jobs
 from services.gateway.validation import check_prompt, image_count, page_token
 from shared.client.views import picture_of
 from shared.domain.errors import AfterimageError, PermissionDeniedError, UnauthenticatedError
@@ -129,12 +129,8 @@ def routes(api: Api, sessions: Sessions, live: Live, operations: Operations, sim
         state: JobState | None = None,
     ) -> Response:
         """Return a page of the caller's jobs, newest first."""
-        who = user(request)
-        subject = None if who.admin else who.subject
-        note_admin(who, api.settings.data_dir, "list jobs", f"tenant {who.tenant}")
-        found, more = await api.jobs.list(
-            tenant=who.tenant, subject=subject, state=state, limit=limit, after=page_token(after)
-        )
+        page = {"state": state, "limit": limit, "after": page_token(after)}
+        found, more = await own_jobs(api.jobs, user(request), api.settings.data_dir, **page)
         rows = [summary(job) for job in found]
         for row in [one for one in rows if one["state"] == "queued"][-_POSITIONS:]:
             row["position"] = await api.jobs.position(row["id"])

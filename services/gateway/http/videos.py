@@ -19,7 +19,7 @@ from services.gateway.http.forms import MULTIPART, URLENCODED, media_type, read_
 from services.gateway.http.identity import caller
 from services.gateway.http.requests import video_request
 from services.gateway.http.video_views import video
-from services.gateway.own_jobs import note_admin, own_job
+from services.gateway.own_jobs import own_job, own_jobs
 from services.gateway.validation import page_token
 from shared.domain.errors import NotFoundError
 from shared.domain.types import Job, JobState, Modality
@@ -58,12 +58,8 @@ def routes(api: Api) -> APIRouter:
         order: Literal["desc"] = "desc",
     ) -> Response:
         """Return a page of the caller's clips, newest first."""
-        who = caller(request)
-        subject = None if who.admin else who.subject
-        note_admin(who, api.settings.data_dir, "list jobs", f"tenant {who.tenant}")
-        jobs, more = await api.jobs.list(
-            tenant=who.tenant, subject=subject, limit=limit, after=page_token(after), clips=True
-        )
+        who, page = caller(request), {"limit": limit, "after": page_token(after), "clips": True}
+        jobs, more = await own_jobs(api.jobs, who, api.settings.data_dir, **page)
         data = [video(job, api) for job in jobs]
         ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
         return JSONResponse({"object": "list", "data": data, **ends, "has_more": bool(more)})
