@@ -4,7 +4,7 @@ order)."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.cache_maintainer.contents import CacheContents
@@ -40,7 +40,8 @@ class Repeat:
     """An erasure to repeat, at a monotonic time in seconds."""
 
     at: float
-    job_ids: tuple[str, ...]
+    owners: Mapping[str, str]
+    """Tenants of the erased jobs; empty: unknown."""
     older: str = ""
     """Repeat later again while a job runs that is older than this id: its worker may write the plan that it holds."""
 
@@ -87,7 +88,7 @@ class CacheIndex:
         self._unindexed: set[str] = set()
         """Entries whose row changed and whose index object may be stale."""
         self._unerased: dict[str, str] = {}
-        """Jobs of erasures that failed in part, with the tenant whose data was erased; empty: of a single job."""
+        """Jobs of erasures that failed in part, with their tenants; empty: unknown."""
         self._again: list[Repeat] = []
         self._fresh = Fresh()
         self.doomed = DeferredDeletes(backends, clock, grace_s, check)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections import ChainMap
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -48,7 +49,7 @@ class Erasures(Removals):
         """Erase these jobs; try those of the tenant again, without counting them, that an earlier call did not erase in
         full.
 
-        tenant: whose data is erased; empty: of single jobs.
+        tenant: whose data is erased; empty: that of one job.
 
         Each store is tried, even if another one failed: what dangles then is a hole. On a full disk the catalog cannot
         note what is erased; the rows go all the same, once the blobs have made room.
@@ -56,38 +57,45 @@ class Erasures(Removals):
         found, ids = Erased(), sorted({*filter(is_id, job_ids)})
         earlier = {job_id for job_id, owner in self._unerased.items() if tenant and owner == tenant}.difference(ids)
         if ids:
-            self._repeat(ids)  # first: an erasure that is interrupted is repeated, too
-            await self._erase_now(found, ids, tenant)
+            owners = dict.fromkeys(ids, tenant or await self._tenant_of(ids[0]))
+            self._repeat(owners)  # first: an erasure that is interrupted is repeated, too
+            await self._erase_now(found, owners)
         if earlier:
             await self.erase_again()
             found.left += ["what an earlier erasure left is still there"] * bool(earlier & self._unerased.keys())
         return found
 
-    def _repeat(self, ids: Sequence[str]) -> None:
+    async def _tenant_of(self, job_id: str) -> str:
+        """Return whose job this is; empty where its row is gone, or cannot be read now."""
+        with suppress(AfterimageError):
+            return (await self._backends.catalog.jobs.get(job_id)).request.tenant
+        return ""
+
+    def _repeat(self, owners: Mapping[str, str]) -> None:
         now = self._clock.monotonic()
         for after_s, older in zip(AGAIN_S, ("", new_id()), strict=True):
-            self._again.append(Repeat(now + after_s, tuple(ids), older))
+            self._again.append(Repeat(now + after_s, owners, older))
 
     async def recall_erasures(self) -> None:
         """Repeat what an earlier leader erased lately: it may have ended before it could."""
         if ids := await self._backends.catalog.custody.erased_since(2 * AGAIN_S[-1]):
-            self._repeat(ids)
+            self._repeat(dict.fromkeys(ids, ""))
 
     async def erase_again(self) -> None:
         """Repeat the erasures that failed, and those whose time has come."""
         now = self._clock.monotonic()
         due = [one for one in self._again if one.at <= now]
-        again = {*self._unerased}.union(*(one.job_ids for one in due))
+        again = dict(ChainMap(self._unerased, *(dict(one.owners) for one in due)))
         if not again:
             return
         runs, later = self._backends.catalog.erasing.runs, now + AGAIN_S[-1]
         held = [replace(one, at=later) for one in due if one.older and await runs(one.older)]
-        await self._erase_now(Erased(), sorted(again))
+        await self._erase_now(Erased(), again)
         self._again = [one for one in (*self._again, *held) if one not in due]
 
-    async def _erase_now(self, found: Erased, ids: Sequence[str], tenant: str = "") -> None:
+    async def _erase_now(self, found: Erased, owners: Mapping[str, str]) -> None:
         """Erase from each store. The rows go last, so that a second call finds the jobs of an interrupted one."""
-        index = self._backends.index
+        index, ids = self._backends.index, sorted(owners)
         async with self._lock:
             self._check()
             await self._try(found, "catalog", lambda: self._end_jobs(ids))
@@ -99,9 +107,9 @@ class Erasures(Removals):
             await self._try(found, "live checks", self._end_checks)  # their jobs have copies of requests
             for start in range(0, len(ids), IDS_IN_A_FACT):
                 await self._tell(DataErased(tuple(ids[start : start + IDS_IN_A_FACT])))
-        for job_id in ids:
+        for job_id, tenant in owners.items():
             if found.left:
-                self._unerased.setdefault(job_id, tenant)
+                self._unerased[job_id] = tenant or self._unerased.get(job_id, "")
             else:
                 self._unerased.pop(job_id, None)
 

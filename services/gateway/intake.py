@@ -125,7 +125,7 @@ class Intake:
 
     async def plan(self, message: pb.Request, caller: Caller, count: int = 1) -> list[Job]:
         """Return the jobs that `accept` would create now, without ids. Writes, sends and counts nothing. A tenant's
-        plans are made PLANS_AT_ONCE at a time: they take no place in the queue, and would keep others from theirs."""
+        plans are made PLANS_AT_ONCE at a time, or a flood of them would make other tenants' requests time out."""
         async with self._planning.setdefault(caller.tenant, asyncio.Semaphore(PLANS_AT_ONCE)):
             return await self._plan(message, caller, count)
 
@@ -138,6 +138,7 @@ class Intake:
         return await self._predictor.predicted([self._job("", one, b"") for one in planned], ahead, refuse=False)
 
     async def close(self) -> None:
+        self._uploads.close()
         await self._confirmer.close()
 
     async def _uploaded(self, message: pb.Request, request: Request) -> Uploaded | None:

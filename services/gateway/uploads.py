@@ -121,7 +121,7 @@ class Uploads:
     """Reads uploads and stores them for their jobs."""
 
     def __init__(self, blobs: Blobs) -> None:
-        # of its own: a call that leaves does not end its thread, and would let the next one begin beside it
+        # a pool of its own: a cancelled call leaves its thread decoding, which must keep its place
         self._blobs, self._decoding = blobs, ThreadPoolExecutor(_AT_ONCE, "uploads")
 
     async def read(self, image: bytes, mask: bytes, size: Size) -> Uploaded:
@@ -130,6 +130,9 @@ class Uploads:
             raise InvalidRequestError("image", "cannot be read: this gateway is installed without Pillow")
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._decoding, _uploaded, image, mask, size)
+
+    def close(self) -> None:
+        self._decoding.shutdown(wait=False, cancel_futures=True)
 
     async def store(self, uploaded: Uploaded, requests: Sequence[Request]) -> None:
         """Store the upload for each request. Raises what the blob store raises."""

@@ -75,7 +75,7 @@ class TextExtractorService(pb_grpc.TextExtractorServiceServicer):
             return found
 
         found = await asyncio.get_running_loop().run_in_executor(self._thread, timed)
-        if self._remembered.maxsize:  # here, for no caller may be left to wait: the answer is there for the next
+        if self._remembered.maxsize:  # here: callers may leave while their batch runs, and the next one has the answer
             self._remembered.update((own, one) for own, one in zip(batch, found, strict=True) if one.lasting)
         return found
 

@@ -72,7 +72,7 @@ def _has_jobs(connection: sa.Connection) -> bool:
 
 
 def _copied(source: Path, target: Path) -> None:
-    """Copy a catalog's rows, as they are at one moment, to an empty file: its writers go on in the log. The catalog's
+    """Copy a catalog's rows, as they are at one moment, to an empty file. The catalog's writers go on in its log. Its
     free pages, which may hold erased prompts, stay behind."""
     try:
         with contextlib.closing(
@@ -81,6 +81,8 @@ def _copied(source: Path, target: Path) -> None:
             said = read.execute("PRAGMA quick_check(1)").fetchone()[0]
             if said == "ok":
                 read.execute("VACUUM INTO ?", (str(target),))
+                with target.open("rb") as written:
+                    os.fsync(written.fileno())  # SQLite does not
     except sqlite3.Error as error:
         raise ConfigurationError(f"catalog_url: {source} cannot be copied to {target} ({error})") from error
     if said != "ok":

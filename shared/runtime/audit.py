@@ -20,7 +20,7 @@ from shared.runtime.telemetry import log
 FILE = "audit.jsonl"
 """File in the data directory: one JSON object per line, oldest first; `.1` to `.5` are older files."""
 READS = "audit-reads.jsonl"
-"""The same for what tenants' admins read: however many jobs they read, acts stay in FILE."""
+"""File of what tenants' admins read. It rotates alone, so reads never push out acts."""
 MOST_BYTES, KEPT = 10 * 2**20, 5
 LONGEST = 200
 

@@ -26,8 +26,8 @@ class _Waiting(Generic[O]):
 
 
 class MicroBatcher(Generic[I, O]):
-    """Runs one batch at a time; equal items that wait together are computed once, and those whose callers left are
-    not."""
+    """Runs one batch at a time; equal items that wait together are computed once. Items whose callers all left are
+    not computed."""
 
     def __init__(self, run: Callable[[list[I]], Awaitable[Sequence[O]]], *, seats: int, wait_s: float = 0.0) -> None:
         """`run` returns a batch's results in order; after an idle period, the first item waits `wait_s` for others."""

@@ -112,8 +112,8 @@ def lock_data_dir(path: Path | str, setting: str = "data_dir") -> DataDirLock:
         holder = _holder(descriptor)
         os.close(descriptor)
         raise DataDirectoryLockedError(
-            f"{setting}: {directory} is in use by process {holder} (which may still be starting); use or stop that "
-            f"process, or choose another {setting}"
+            f"{setting}: {directory} is in use by process {holder} (which may still be starting); use, await or stop "
+            f"that process, or choose another {setting}"
         ) from error
     except OSError:
         # on a full disk the pid cannot be written, but the lock holds

@@ -33,6 +33,8 @@ from shared.service.readiness import Readiness
 from shared.service.tokens import Tokens
 
 Stub = TypeVar("Stub")
+LONGEST_CALL_S = 600.0
+"""Seconds for calls that still run when their channel is closed; an erasure may take so long."""
 PUBLIC = frozenset({"gateway"})
 """Services that clients may call. The others listen only on the internal address."""
 
@@ -95,7 +97,7 @@ class Context:
     _channels: dict[tuple[str, str], grpc.aio.Channel] = field(default_factory=dict)
     _stubs: dict[tuple[Any, str], Any] = field(default_factory=dict)
     _former: list[grpc.aio.Channel] = field(default_factory=list)
-    _closing: list[asyncio.Task[None]] = field(default_factory=list)
+    _closing: set[asyncio.Task[None]] = field(default_factory=set)
 
     def addresses(self, service: str) -> str:
         """Return a service's addresses from the settings, else the internal address; empty where neither is known."""
@@ -145,12 +147,17 @@ class Context:
             except ConfigurationError as error:
                 telemetry.log("tls").error("certificate not read again", error=str(error))
                 return self._presented
-            # calls still run on the former ones; each idle one before those holds a watch on its server's health
-            self._closing = [asyncio.create_task(channel.close()) for channel in self._former]
+            # calls may still run on the former channels; those before hold a Watch on their server, and are closed
+            for channel in self._former:
+                closing = asyncio.create_task(channel.close(LONGEST_CALL_S))
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
             self._former, self._channels, self._stubs = [*self._channels.values()], {}, {}
         return self._presented
 
     async def close(self) -> None:
+        for closing in self._closing:
+            closing.cancel()
         for channel in (*self._former, *self._channels.values()):
             await channel.close()
 

@@ -75,8 +75,8 @@ def calling() -> Principal:
 
 def actor_of(context: Any) -> str:
     """Return the caller for the audit log: tenant/subject of its key; over a UNIX socket without a key the account that
-    runs this process, to which its sockets belong; or the names in its certificate and the peer of another anonymous
-    call.
+    runs this process, to which its sockets belong; or, of another call without a key, the names in its certificate
+    and its peer.
 
     context: of the gRPC call; None for a call from within the process.
     """
@@ -218,11 +218,6 @@ class Door(grpc.aio.ServerInterceptor):
             if key is not None:
                 return self.calls.under(key, await continuation(details), name)
         return await continuation(details)
-
-    def principal(self, given: Sequence[Any], needed: frozenset[Role], call: str, *, key_needed: bool) -> Principal:
-        """Return who calls; the rest is as for `key_of`."""
-        key = self.key_of(given, needed, call, key_needed=key_needed)
-        return key.principal if key else ANONYMOUS
 
     def key_of(self, given: Sequence[Any], needed: frozenset[Role], call: str, *, key_needed: bool) -> ApiKey | None:
         """Return the key or token of a call; None for an anonymous caller. Raises UnauthenticatedError,

@@ -31,7 +31,7 @@ class OpenCalls:
         refused: Callable[[RateLimitError, str], None] = lambda error, call: None,
     ) -> None:
         """ended: what a caller reads whose key ended during its call; most: returns a tenant's calls that may be open
-        at once; refused: hears of the calls beyond, with their names."""
+        at once; refused: called with the error and the call's name for each call beyond."""
         self._ended, self._tasks = ended, defaultdict[str, dict[asyncio.Task[Any], ApiKey]](dict)
         self._most, self._refused = most, refused
         self._stopped = set[asyncio.Task[Any]]()

@@ -106,7 +106,7 @@ async def test_a_flood_of_refused_acts_pushes_out_no_line(settings: Settings) ->
         await door.open(bootstrap=False)
         for _ in range(100):
             with pytest.raises(PermissionDeniedError):
-                door.principal([f"Bearer {text}"], frozenset({Role.OPERATOR}), "Purge", key_needed=True)
+                door.key_of([f"Bearer {text}"], frozenset({Role.OPERATOR}), "Purge", key_needed=True)
     finally:
         await catalog.close()
     assert len(_lines(settings.data_dir)) == 10

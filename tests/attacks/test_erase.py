@@ -263,7 +263,7 @@ async def test_anonymous_callers_have_that_rate_too(
     tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have every role, and passed for operators."""
-    monkeypatch.setattr(service, "ERASURES", Rate(0.1, 2))
+    monkeypatch.setattr(service, "ERASURES", Rate(0.001, 2))
     settings = Settings(
         data_dir=tmp_path, listen="127.0.0.1:0", metrics_listen="", large="noop:", encoder=str(tiny / "clip"),
         torch_threads=1, check_share=0.0,

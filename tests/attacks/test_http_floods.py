@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
 
 from services.gateway import uploads
 from services.gateway.http import connections
@@ -89,6 +92,31 @@ async def test_a_client_that_reads_no_answer_is_closed(guarded: Guarded, monkeyp
     async with connected(guarded, get * asked) as (_, writer), asyncio.timeout(10.0):
         with pytest.raises(ConnectionError):
             await until_broken(writer)
+
+
+async def test_a_client_that_reads_slowly_gets_its_whole_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "UNREAD_S", 1.0)
+    monkeypatch.setattr(connections, "UNREAD_BYTES", 1)
+    size = 32 * 2**20  # in one piece, as images are sent
+
+    async def application(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % size)]})
+        await send({"type": "http.response.body", "body": bytes(size)})
+
+    config = uvicorn.Config(application, http=connections.Connection, lifespan="off", log_config=None, access_log=False)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve([listener]))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        for _ in range(16):
+            await reader.readexactly(size // 16)
+            await asyncio.sleep(0.1)
+        writer.close()
+        server.should_exit = True
+        await serving
 
 
 async def test_connections_above_the_bound_are_refused(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:

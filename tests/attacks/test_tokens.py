@@ -235,7 +235,7 @@ async def test_a_call_ends_with_its_token(provider: Settings, monkeypatch: pytes
     place = door.Door(catalog, provider, Tokens.of(provider), needed=True)
     await place.open(bootstrap=False)
     watching = asyncio.create_task(place.run())
-    text = token(exp=int(time.time()) + 2)
+    text = token(exp=int(time.time()) + 4)
     assert place.takes(f"Bearer {text}")
     assert not place.takes("Bearer sk-of-another-service")
     key = place.key_of([f"Bearer {text}"], frozenset(Role), "Watch", key_needed=True)

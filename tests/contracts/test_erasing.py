@@ -148,7 +148,7 @@ async def test_a_store_that_is_away_does_not_keep_the_others(cache: Cache, monke
         erased = await cache.erase([first.id], "acme")
         assert [said.partition(":")[0] for said in erased.left] == ["index", "blobs"]
         assert (await cache.erase([other.id], "acme")).left[-1] == "what an earlier erasure left is still there"
-        assert not (await cache.erase([], "rival")).left  # which hears nothing of it
+        assert not (await cache.erase([], "rival")).left
         assert not (await cache.erase([])).left
     with pytest.raises(NotFoundError):
         await cache._backends.catalog.jobs.get(first.id)

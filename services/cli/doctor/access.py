@@ -12,7 +12,7 @@ from pathlib import Path
 from services.cli.doctor.findings import Finding, ok, warning, wrong
 from shared.domain.errors import AfterimageError, ConfigurationError
 from shared.domain.identity import BOOTSTRAP, ApiKey
-from shared.runtime.audit import FILE
+from shared.runtime.audit import FILE, READS
 from shared.runtime.datadir import OTHERS, nearest
 from shared.runtime.settings import Settings
 
@@ -41,6 +41,8 @@ def check_access(settings: Settings) -> Iterator[Finding]:
         yield warning(NAME, f"keys not checked: {error}")
     yield from _bootstrap_file(settings.data_dir / "bootstrap-key", keys)
     yield _audit(settings.data_dir.absolute() / FILE)
+    if (reads := settings.data_dir.absolute() / READS).exists():
+        yield _audit(reads)
 
 
 def _address(settings: Settings, name: str) -> Iterator[Finding]:

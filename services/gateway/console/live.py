@@ -185,7 +185,7 @@ class Live:
         try:
             while True:
                 try:
-                    stub: Any = GlobalMonitorServiceStub(self._context.channel("global_monitor"))
+                    stub = self._context.stub(GlobalMonitorServiceStub, "global_monitor")
                     async for answer in stub.Allocation(global_monitor_pb2.AllocationRequest()):
                         self._tell_fleet(as_json(answer))
                     self._tell_fleet({"away": "the global monitor is shutting down"})

@@ -38,9 +38,9 @@ def app_of(api: Api, *others: APIRouter) -> ASGIApp:
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
     rules = Rules.of(api.settings)
     guarded: ASGIApp = Admission(app, rules, api.callers, api.receiving)
-    if rules.origins:
+    if api.settings.http_origins:
         exposed = ["x-request-id", "Retry-After", "x-should-retry"]
-        origins, methods = sorted(rules.origins), ["GET", "POST", "DELETE"]
+        origins, methods = sorted(api.settings.http_origins), ["GET", "POST", "DELETE"]
         guarded = CORSMiddleware(guarded, origins, methods, allow_headers=["*"], expose_headers=exposed)
     return Guard(guarded, rules)
 

@@ -12,15 +12,15 @@ from shared.runtime.addresses import most_connections
 
 REQUEST_S = 10.0
 """Seconds in which the head of a request must arrive, or twice that after an answer."""
-UNREAD_S = 60.0
-"""Seconds in which a client must read the 64 KiB of an answer that wait for it, before it gets more."""
+UNREAD_S, UNREAD_BYTES = 60.0, 2**16
+"""Seconds in which a client must read so many bytes of the answer that waits for it."""
 SHARE = 0.25
 """Share of the process's open files that HTTP connections may take."""
 
 
 class Connection(H11Protocol):
-    """An HTTP connection that must send the head of each request within REQUEST_S, and read its answer at UNREAD_S;
-    uvicorn waits for both without end."""
+    """An HTTP connection that must send the head of each request within REQUEST_S, and must not stop to read its
+    answer; uvicorn waits for both without end."""
 
     _timer: asyncio.TimerHandle | None = None
     _reading: asyncio.TimerHandle | None = None
@@ -40,12 +40,23 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._reading = self.loop.call_later(UNREAD_S, self.transport.abort)
+        self._watch_reading()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._reading is not None:
             self._reading.cancel()
+
+    def _watch_reading(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._reading = self.loop.call_later(UNREAD_S, self._look_unread, unread)
+
+    def _look_unread(self, before: int) -> None:
+        """Close the connection if its client has read less than UNREAD_BYTES since `before` bytes waited."""
+        if before - self.transport.get_write_buffer_size() < UNREAD_BYTES:
+            self.transport.abort()
+        else:
+            self._watch_reading()
 
     def _wait(self) -> None:
         idle = self.cycle is None or self.cycle.response_complete

@@ -60,9 +60,7 @@ class Rules:
         # a page that rebinds its name to this machine has no key; without keys, its name gives it away
         every = "*" in hosts or (not hosts and keys_needed(settings, settings.http_listen))
         most_bytes = _FIELDS_BYTES + 2 * _CHAR_BYTES * settings.max_prompt_chars
-        public = urlsplit(settings.http_public_url.lower())
-        own = [f"{public.scheme}://{public.netloc}"] * bool(public.netloc)
-        origins = frozenset([*settings.http_origins, *own])
+        origins = frozenset([*settings.http_origins, *_origin_of(settings.http_public_url)])
         return cls(None if every else hosts, origins, most_bytes, settings.max_upload_bytes)
 
     def most_of(self, scope: Scope) -> int:
@@ -85,6 +83,13 @@ class Rules:
             if not {origin, origin.lower()} & {*self.origins, f"{scheme}://{host}"}:
                 rule = f"Origin: pages of {origin[:100]!r} may not call this server; the setting http_origins lists"
                 raise HttpError(403, f"{rule} those that may", "Origin", "origin_not_allowed", "permission_error")
+
+
+def _origin_of(url: str) -> list[str]:
+    """Return the origin of this URL's pages as browsers write it; none for an empty URL."""
+    parts = urlsplit(url.lower())
+    default = {"http": ":80", "https": ":443"}.get(parts.scheme, "")
+    return [f"{parts.scheme}://{parts.netloc.removesuffix(default)}"] if parts.netloc else []
 
 
 def has_files(scope: Scope) -> bool:

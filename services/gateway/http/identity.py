@@ -13,7 +13,7 @@ from starlette.types import Scope
 from services.gateway.caller import Caller, caller_of
 from services.gateway.console.sessions import API, Sessions
 from shared.domain.errors import AfterimageError
-from shared.domain.identity import ANONYMOUS, Principal
+from shared.domain.identity import ANONYMOUS, ApiKey, Principal
 from shared.runtime.settings import Settings
 from shared.service.door import AUTHORIZATION, CLIENTS, Door, keys_needed
 
@@ -40,7 +40,7 @@ class Callers:
             if self._sessions is not None and scope["path"].startswith(API):
                 scope[_NOTED], key = self._sessions.principal(scope)
             elif self._key_needed and not given:  # refused, and counted, only where the path needs a principal
-                scope[_NOTED] = partial(self._door.principal, given, CLIENTS, scope["path"], key_needed=True)
+                scope[_NOTED] = partial(self._door.key_of, given, CLIENTS, scope["path"], key_needed=True)
                 return nullcontext()
             else:
                 key = self._door.key_of(given, CLIENTS, scope["path"], key_needed=self._key_needed)
@@ -53,10 +53,14 @@ class Callers:
 
 def principal(scope: Scope) -> Principal:
     """Return who sends the request. Raises UnauthenticatedError and PermissionDeniedError."""
-    noted: Principal | AfterimageError | Callable[[], Principal] = scope[_NOTED]
+    noted: Principal | AfterimageError | Callable[[], ApiKey | None] = scope[_NOTED]
     if isinstance(noted, AfterimageError):
         raise noted
-    return noted if isinstance(noted, Principal) else noted()
+    if isinstance(noted, Principal):
+        return noted
+    key = noted()
+    assert key is not None  # without one it raises
+    return key.principal
 
 
 def caller(request: Request) -> Caller:

@@ -72,7 +72,7 @@ def routes(api: Api) -> APIRouter:
     @router.delete("/v1/videos/{video_id}", response_model=DeletedVideo, responses=READS | refusals(408, 409, 413))
     async def delete(request: Request, video_id: VideoId) -> Response:
         """Cancel a clip that is not finished. Finished ones expire by themselves."""
-        job = await _own(api, video_id, caller(request))
+        job = await _own(api, video_id, caller(request), "cancel job")
         if (await api.calls.cancel(job.id)).state is not JobState.CANCELLED:
             rule = f"video {video_id} has ended; it expires {api.settings.results_keep_s:g} s after that"
             raise HttpError(409, rule, "video_id", "video_ended", "conflict_error")
@@ -88,9 +88,9 @@ def routes(api: Api) -> APIRouter:
     return router
 
 
-async def _own(api: Api, video_id: str, who: Caller) -> Job:
-    """Return a clip that the caller may see and has not deleted. Raises NotFoundError."""
-    job = await own_job(api.jobs, video_id, who, api.settings.data_dir)
+async def _own(api: Api, video_id: str, who: Caller, action: str = "read job") -> Job:
+    """Return a clip that the caller may see and has not deleted. Raises NotFoundError. action: for the audit log."""
+    job = await own_job(api.jobs, video_id, who, api.settings.data_dir, action)
     if job.request.modality is not Modality.VIDEO or job.state is JobState.CANCELLED:
         raise NotFoundError(f"video {video_id!r}: no such video; it never existed, was deleted or expired")
     return job

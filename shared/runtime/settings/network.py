@@ -44,7 +44,7 @@ class Network(Section):
     http_public_url: str = Field(
         "",
         description="Address that the HTTP API's image URLs begin with, as in `https://images.example.com`. Empty: "
-        "the address that the client called. Set it behind a proxy that ends TLS.",
+        "the address that the client called. Set it behind a proxy that ends TLS: pages of this address may call, too.",
     )
     http_url_secret: SecretStr = Field(
         SecretStr(""),

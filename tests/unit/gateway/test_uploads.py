@@ -127,7 +127,10 @@ async def test_callers_who_leave_do_not_let_more_images_be_decoded_at_once(
     monkeypatch.setattr(module, "_uploaded", decoding)
     for number in range(4):
         left = [asyncio.create_task(uploads.read(b"%d" % number, b"", SIZE)) for _ in range(2)]
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(10.0):
+            while len(begun) < 2:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)  # in which a third would begin
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)

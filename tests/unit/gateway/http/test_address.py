@@ -61,7 +61,7 @@ def test_a_name_that_others_control_is_no_host_of_ours(settings: Settings) -> No
 def test_the_servers_own_pages_may_call_behind_a_proxy_that_ends_tls(settings: Settings) -> None:
     """Every sign-in to the console was refused there: the page's origin is https, and the request that arrives is
     not."""
-    changes = {"http_listen": "127.0.0.1:8000", "http_public_url": "https://Images.example.com/", "tls_proxy": True}
+    changes = {"http_listen": "127.0.0.1:8000", "http_public_url": "https://Images.example.com:443/", "tls_proxy": True}
     rules = Rules.of(settings.model_copy(update={**changes, "allow_anonymous": "never"}))
     host = ("host", "images.example.com")
     rules.check(Headers(dict([host, ("origin", "https://images.example.com")])), "http")
