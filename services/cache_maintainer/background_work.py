@@ -23,18 +23,21 @@ class BackgroundWork:
             await self.guarded(work)
             await asyncio.sleep(period_s)
 
-    async def guarded(self, work: Callable[[], Awaitable[Any]]) -> None:
+    async def guarded(self, work: Callable[[], Awaitable[Any]]) -> bool:
+        """Return whether the work is done."""
         # this process may have slept longer than its lease: another replica may be the leader
         if not self._leadership.held:
-            return
+            return False
         try:
             await work()
+            return True
         except AfterimageError as error:  # a backend is unreachable, or a disk is full
             log("cache_maintainer").warning("cache maintenance postponed", work=_in_words(work), error=str(error))
         except Exception as error:  # the service must continue; `catch_up` inserts the missing jobs later
             log("cache_maintainer").error(
                 "cache maintenance failed", work=_in_words(work), error=repr(error), exc_info=error
             )
+        return False
 
 
 def _in_words(work: Callable[[], Awaitable[Any]]) -> str:

@@ -117,10 +117,11 @@ class CacheMaintainerService(Upkeep, pb_grpc.CacheMaintainerServiceServicer):
             queue=self.name,
         )
         self._leads = True
-        # the cache must free space even when one of these steps fails on a full disk; `collect` retries what failed
-        works = (self.cache.recall_erasures, self.catch_up, self.cache.shrink, self.cache.measure, self._doubt_newest)
-        for work in works:
-            await self._work.guarded(work)
+        # the cache must free space even when one of these steps fails on a full disk
+        self._first = [
+            self.cache.recall_erasures, self.catch_up, self.cache.shrink, self.cache.measure, self._doubt_newest,
+        ]  # fmt: skip
+        await self._begin()
         self._tasks = [
             asyncio.create_task(self._batches()),
             asyncio.create_task(self._embed_pictures()),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from services.cache_maintainer.background_work import BackgroundWork
 from services.cache_maintainer.cache_writes import Cache
@@ -32,6 +33,8 @@ class Upkeep:
     _collector: Collector
     _leadership: Leadership
     _context: Context
+    _first: list[Callable[[], Awaitable[Any]]]
+    """What this leader still has to do once."""
     _mask_setbacks: RetrySchedule
     _masks: dict[str, Mask]
     """Masks by job that are not noted yet, because the catalog was away: the bus gives up after a few tries."""
@@ -67,6 +70,10 @@ class Upkeep:
             self._behind = True
             raise
         await self.cache.only_waiting(waiting)
+
+    async def _begin(self) -> None:
+        """Do what a new leader does once. The upkeep tries again what failed: the catalog may not answer at first."""
+        self._first = [work for work in self._first if not await self._work.guarded(work)]
 
     async def collect(self) -> None:
         """Expire results, drop entries that are too old or have no more use, and collect orphan blobs.
@@ -126,6 +133,7 @@ class Upkeep:
         await self._collector.collect()
 
     async def _tidy(self) -> None:
+        await self._begin()
         work = (self._delete_evicted, self._note_masks, self.cache.index_pending, self.cache.shrink, self._keep_limits)
         for step in (*work, self._find_fresh, self.cache.drop_idle_masks, self.cache.erase_again):
             await self._work.guarded(step)

@@ -42,6 +42,23 @@ async def test_an_index_that_is_away_gets_the_entry_later(small: Settings, monke
         assert hits[0].entry_id == job_id
 
 
+async def test_what_a_new_leader_cannot_do_at_first_it_does_later(
+    small: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a kill of catalog, index and leader at once, entries stayed hidden until the next repair of the index."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Entries, "page", failing(Entries.page, UnavailableError("does not answer"), on=1))
+        async with house(small) as home:
+            doubted = list[Sequence[str]]()
+            patched.setattr(home.service.cache, "note_fresh", lambda ids: doubted.append([*ids]))
+            job = await finished_job(home.backends, request(), unit(1))
+            await home.service.cache.insert([job.id])
+            doubted.clear()
+            await home.service._tidy()
+            await home.service._tidy()
+            assert [ids for ids in doubted if ids] == [[job.id]]
+
+
 async def test_a_batch_that_fails_half_way_leaves_nothing_half_cached(
     small: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
