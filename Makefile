@@ -64,7 +64,7 @@ audit: dev       ## ask the package index for known vulnerabilities of the locke
 	@$(PY) -m scripts.audit
 
 sbom: dev        ## list the packages of .venv as CycloneDX, in out/sbom.cdx.json
-	@mkdir -p out; .venv/bin/uv tool run --quiet --from cyclonedx-bom==7.5.0 cyclonedx-py environment .venv --pyproject pyproject.toml --output-reproducible --of JSON -o out/sbom.cdx.json
+	@mkdir -p out; .venv/bin/uv tool run --from cyclonedx-bom==7.5.0 cyclonedx-py environment .venv --pyproject pyproject.toml --output-reproducible --of JSON -o out/sbom.part && mv out/sbom.part out/sbom.cdx.json
 
 bench: dev       ## run every benchmark of `python -m bench` on this machine; takes about two and a half hours
 	@$(PY) -m bench

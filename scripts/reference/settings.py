@@ -74,7 +74,7 @@ def _range(field: FieldInfo, unit: str) -> str:
     if get_origin(field.annotation) is Literal:
         return ", ".join(code(value) for value in get_args(field.annotation))
     if get_origin(field.annotation) is tuple:
-        return "numbers"
+        return "texts" if str in get_args(field.annotation) else "numbers"
     limits = {type(rule): getattr(rule, type(rule).__name__.lower()) for rule in field.metadata if type(rule) in SIGNS}
     spans = [f"{SIGNS[kind]} {value}" for kind, value in limits.items()]
     kinds: dict[Any, str] = {bool: "`0`, `1`", int: unit or "whole number", float: unit or "number"}

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shared.runtime.addresses import from_here
 from shared.runtime.settings import Settings
 
 if TYPE_CHECKING:  # the servers' imports take a second, which --help need not wait for
@@ -91,8 +92,8 @@ def announced(process: Running, settings: Settings) -> Iterator[None]:
     """Keep a file in the data directory with the addresses that this process listens on."""
     path = settings.data_dir / RUNNING_FILE
     facts = {
-        "address": process.address,
-        "http": process.http_address,
+        "address": from_here(process.address),
+        "http": from_here(process.http_address),
         "internal": process.context.internal_address,
         "pid": os.getpid(),
     }

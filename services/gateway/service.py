@@ -27,7 +27,7 @@ from services.gateway.sweeper import Sweeper
 from services.gateway.uploads import Receiving
 from services.gateway.validation import image_count, page_size, page_token
 from shared.bus.hints import Hints
-from shared.domain.errors import AfterimageError, PermissionDeniedError
+from shared.domain.errors import AfterimageError, NotFoundError, PermissionDeniedError
 from shared.domain.identity import Rate, Role
 from shared.domain.messages import DataErased, Message, WorkerReported
 from shared.domain.types import Job, JobState
@@ -190,7 +190,7 @@ class GatewayService(GatewayServiceServicer):
         place, who, actor = self._context, calling(), actor_of(context)
         try:
             asked = await to_erase(request, _caller(context), who, actor, place.backends.catalog, place.settings)
-        except PermissionDeniedError as error:
+        except (PermissionDeniedError, NotFoundError) as error:
             if place.door is not None:
                 place.door.note_refused(actor, "Erase", error.code, target_of(request))
             raise

@@ -123,6 +123,11 @@ def check_target(target: str, setting: str = "target") -> str:
     return target
 
 
+def from_here(address: str) -> str:
+    """Return an address to listen on, or a URL of one, as this machine's clients call it: nobody calls 0.0.0.0."""
+    return address.replace("0.0.0.0:", "127.0.0.1:").replace("[::]:", "[::1]:")
+
+
 async def unreachable(address: str, silent_s: float | None = None) -> AfterimageError | None:
     """Return the reason why gRPC cannot reach `address`; None if it can, and for gRPC names that are no host:port.
 

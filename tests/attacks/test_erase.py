@@ -197,8 +197,11 @@ async def test_nobody_erases_beyond_its_role(guarded: Guarded, subject: str, wha
 async def test_nobody_erases_a_colleagues_job_and_no_wrong_id_erases_all(guarded: Guarded) -> None:
     async with guarded.client("alice") as alice, eraser(guarded, "bob") as erase, eraser(guarded, "ops") as operate:
         kept = await alice.generate("a job that stays", steps=10)
+        guarded.house.process.context.door._audit_at = 0.0  # type: ignore[union-attr]
         with pytest.raises(NotFoundError):
             await erase(job_id=kept.job.id)
+        refused = f'"action": "refused Erase", "target": "job {kept.job.id}", "outcome": "NOT_FOUND"'
+        assert refused in _audit(guarded)
         for wrong in ("", "../..", kept.job.id[:5], kept.job.id + "-1"):
             with pytest.raises(InvalidRequestError):
                 await operate(job_id=wrong)

@@ -17,7 +17,14 @@ from protos import embedder_pb2 as pb
 from protos import embedder_pb2_grpc as pb_grpc
 from shared.domain.errors import AfterimageError, ConfigurationError, InvalidRequestError, UnavailableError
 from shared.runtime import rpc
-from shared.runtime.addresses import NothingListensError, check_address, check_target, target_of, unreachable
+from shared.runtime.addresses import (
+    NothingListensError,
+    check_address,
+    check_target,
+    from_here,
+    target_of,
+    unreachable,
+)
 from shared.runtime.settings import Settings
 from shared.service import Context
 from shared.service.backends import open_backends
@@ -229,3 +236,17 @@ async def test_what_speaks_http_2_what_ends_and_what_starts_is_called() -> None:
     async with answering(b"") as address:
         assert await unreachable(address) is None
     assert await unreachable("dns:///embedder:50051") is None
+
+
+@pytest.mark.parametrize(
+    ("listening", "called"),
+    [
+        ("0.0.0.0:50051", "127.0.0.1:50051"),
+        ("https://[::]:8000", "https://[::1]:8000"),
+        ("10.0.0.1:50051", "10.0.0.1:50051"),
+        ("unix:/run/a", "unix:/run/a"),
+        ("", ""),
+    ],
+)
+def test_clients_of_this_machine_call_no_wildcard(listening: str, called: str) -> None:
+    assert from_here(listening) == called
