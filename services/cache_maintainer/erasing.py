@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -85,7 +84,7 @@ class Erasures(Removals):
         """Repeat the erasures that failed, and those whose time has come."""
         now = self._clock.monotonic()
         due = [one for one in self._again if one.at <= now]
-        again = dict(ChainMap(self._unerased, *(dict(one.owners) for one in due)))
+        again = {job_id: tenant for one in due for job_id, tenant in one.owners.items()} | self._unerased
         if not again:
             return
         runs, later = self._backends.catalog.erasing.runs, now + AGAIN_S[-1]

@@ -34,7 +34,7 @@ class Upkeep:
     _leadership: Leadership
     _context: Context
     _first: list[Callable[[], Awaitable[Any]]]
-    """What this leader still has to do once."""
+    """Works of a new leader that are not done yet."""
     _mask_setbacks: RetrySchedule
     _masks: dict[str, Mask]
     """Masks by job that are not noted yet, because the catalog was away: the bus gives up after a few tries."""

@@ -13,8 +13,9 @@ from shared.domain.errors import InvalidRequestError, NotFoundError, PermissionD
 from shared.domain.identity import Principal, Role
 from shared.domain.ids import is_id
 from shared.runtime.settings import Settings
+from shared.service import LONGEST_CALL_S
 
-TIMEOUT_S = 600.0
+TIMEOUT_S = LONGEST_CALL_S
 """Time limit of one erasure in seconds: of a whole tenant it reads every plan."""
 
 

@@ -80,7 +80,7 @@ class Intake:
         self._tenants = TenantUse(context.settings.limits_of, rows.taken)
         self._obstacles = Obstacles(context, roster)
         self._planning = WeakValueDictionary[str, asyncio.Semaphore]()
-        """Of each tenant whose plans are being made without a job."""
+        """Places for plans, by tenant, while plans without a job are made or wait."""
         # batches end well before the next sweep, and are rare, so few coincide with generating or storing an image
         self._confirmer = Confirmer(context.backends.catalog, every_s=min(1.0, context.settings.sweep_s / 10))
 

@@ -9,6 +9,7 @@ from cachetools import TTLCache
 
 from services.gateway.caller import Caller
 from services.gateway.fanout import Rows
+from shared.catalog import Jobs
 from shared.domain.errors import NotFoundError, UnreadableRowError
 from shared.domain.identity import subject_of
 from shared.domain.types import Job
@@ -37,13 +38,11 @@ def note_admin(caller: Caller, data_dir: Path, action: str, target: str, user: s
         record(data_dir, actor=line[0], action=action, target=target, file=file)
 
 
-async def own_jobs(jobs: Any, caller: Caller, data_dir: Path, **page: Any) -> tuple[list[Job], str]:
+async def own_jobs(jobs: Jobs, caller: Caller, data_dir: Path, **page: Any) -> tuple[list[Job], str]:
     """Return a page of the jobs that the caller may see, newest first, and the token of the next page; see
     `Jobs.list`."""
     note_admin(caller, data_dir, "list jobs", f"tenant {caller.tenant}")
-    subject = None if caller.admin else caller.subject
-    found: tuple[list[Job], str] = await jobs.list(tenant=caller.tenant, subject=subject, **page)
-    return found
+    return await jobs.list(tenant=caller.tenant, subject=None if caller.admin else caller.subject, **page)
 
 
 async def own_job(jobs: Rows, job_id: str, caller: Caller, data_dir: Path, action: str = "read job") -> Job:

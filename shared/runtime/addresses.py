@@ -125,7 +125,10 @@ def check_target(target: str, setting: str = "target") -> str:
 
 def from_here(address: str) -> str:
     """Return an address to listen on, or a URL of one, as this machine's clients call it: nobody calls 0.0.0.0."""
-    return address.replace("0.0.0.0:", "127.0.0.1:").replace("[::]:", "[::1]:")
+    scheme, slashes, rest = address.rpartition("//")
+    host, colon, port = rest.rpartition(":")
+    called = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
+    return f"{scheme}{slashes}{called}{colon}{port}"
 
 
 async def unreachable(address: str, silent_s: float | None = None) -> AfterimageError | None:

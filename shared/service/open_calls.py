@@ -100,39 +100,35 @@ def within(entered: Within, handler: Any) -> Any:
     if not (inspect.isasyncgenfunction(answer) or inspect.iscoroutinefunction(answer)):  # reflection
         return handler
     made: Any = getattr(grpc, f"{kind}_rpc_method_handler")
-    return made(
-        around(entered, answer, handler.request_streaming), handler.request_deserializer, handler.response_serializer
-    )
+    return made(around(entered, answer), handler.request_deserializer, handler.response_serializer)
 
 
-async def _refuse(error: AfterimageError, request: Any, context: Any, streamed: bool) -> None:
-    """End the call. streamed: `request` is what the client still sends."""
-    if streamed:
+async def _refuse(error: AfterimageError, request: Any, context: Any) -> None:
+    """End the call, once what the client still sends is read."""
+    if isinstance(request, AsyncIterator):
         await rpc_server.read_on(request)
     rpc_server.end_with(rpc.to_status(error), context)
 
 
-def _single(entered: Within, answer: Callable[[Any, Any], Any], streamed: bool) -> Callable[[Any, Any], Any]:
+def _single(entered: Within, answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     async def answered(request: Any, context: Any) -> Any:
         try:
             with entered(context):
                 return await answer(request, context)
         except _REFUSALS as error:
-            await _refuse(error, request, context, streamed)
+            await _refuse(error, request, context)
             return None
 
     return answered
 
 
-def _stream(
-    entered: Within, answers: Callable[[Any, Any], Any], streamed: bool
-) -> Callable[[Any, Any], AsyncIterator[Any]]:
+def _stream(entered: Within, answers: Callable[[Any, Any], Any]) -> Callable[[Any, Any], AsyncIterator[Any]]:
     async def answered(request: Any, context: Any) -> AsyncIterator[Any]:
         try:
             with entered(context):
                 async for one in answers(request, context):
                     yield one
         except _REFUSALS as error:
-            await _refuse(error, request, context, streamed)
+            await _refuse(error, request, context)
 
     return answered

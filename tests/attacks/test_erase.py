@@ -69,6 +69,14 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.02)
 
 
+def without_keys(folder: Path, tiny: Path) -> Settings:
+    """Settings of a server of its own, on which everybody is anonymous."""
+    return Settings(
+        data_dir=folder, listen="127.0.0.1:0", metrics_listen="", large="noop:", encoder=str(tiny / "clip"),
+        torch_threads=1, check_share=0.0,
+    )  # fmt: skip
+
+
 def vacuum(folder: Path) -> None:
     """Run the commands of docs/how-to/erase.md."""
     with contextlib.closing(sqlite3.connect(folder / "catalog.sqlite3", timeout=20.0)) as catalog:
@@ -267,10 +275,7 @@ async def test_anonymous_callers_have_that_rate_too(
 ) -> None:
     """They have every role, and passed for operators."""
     monkeypatch.setattr(service, "ERASURES", Rate(0.001, 2))
-    settings = Settings(
-        data_dir=tmp_path, listen="127.0.0.1:0", metrics_listen="", large="noop:", encoder=str(tiny / "clip"),
-        torch_threads=1, check_share=0.0,
-    )  # fmt: skip
+    settings = without_keys(tmp_path, tiny)
     async with house(settings) as it:
         made = [(await it.client.generate("a tapir", steps=2, seed=seed)).job.id for seed in range(3)]
         for job_id in made[:2]:
@@ -285,10 +290,7 @@ async def test_anonymous_callers_have_that_rate_too(
 
 
 async def test_the_next_start_knows_nothing_of_it(tmp_path: Path, tiny: Path) -> None:
-    settings = Settings(
-        data_dir=tmp_path, listen="127.0.0.1:0", metrics_listen="", large="noop:", encoder=str(tiny / "clip"),
-        torch_threads=1, check_share=0.0,
-    )  # fmt: skip
+    settings = without_keys(tmp_path, tiny)
     async with house(settings) as it:
         gone, kept = [await it.client.generate(f"a {word} ibex", steps=10, seed=3) for word in ("gone", "kept")]
         for made in (gone, kept):

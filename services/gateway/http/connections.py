@@ -19,8 +19,8 @@ SHARE = 0.25
 
 
 class Connection(H11Protocol):
-    """An HTTP connection that must send the head of each request within REQUEST_S, and must not stop to read its
-    answer; uvicorn waits for both without end."""
+    """An HTTP connection that must send the head of each request within REQUEST_S, and must go on reading
+    its answer; uvicorn waits for both without end."""
 
     _timer: asyncio.TimerHandle | None = None
     _reading: asyncio.TimerHandle | None = None

@@ -80,7 +80,7 @@ class Rules:
             rule = f"Host: {name[:100]!r} is no name of this server; the setting http_hosts lists others"
             raise HttpError(403, rule, "Host", "host_not_allowed", "permission_error")
         for origin in headers.getlist("origin"):
-            if not {origin, origin.lower()} & {*self.origins, f"{scheme}://{host}"}:
+            if origin not in self.origins and origin.lower() != f"{scheme}://{host}":
                 rule = f"Origin: pages of {origin[:100]!r} may not call this server; the setting http_origins lists"
                 raise HttpError(403, f"{rule} those that may", "Origin", "origin_not_allowed", "permission_error")
 
