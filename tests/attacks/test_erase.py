@@ -94,13 +94,14 @@ async def test_an_erased_word_is_found_nowhere_and_starts_nothing(guarded: Guard
             await guarded.house.settled(first)
             vector = vector_from((await backends.catalog.jobs.get(first.job.id)).vector)
             later = await client.generate("a red fox in the snow", steps=10, seed=6)  # its plan names the first
+            await guarded.house.settled(later)  # its entry descends from the first
             assert first.job.id in repr(later.plan.candidates)
             assert rows_with("axolotl", folder) >= {"jobs", "entries"}
             removed = await erase(job_id=first.job.id)
             assert removed["jobs"] == removed["entries"] == removed["pictures/"] == 1
             assert removed["states"] == removed["states/"] + 1 > 2
             assert removed["vectors"] >= 1
-            assert removed["links"] == 1
+            assert removed["links"] == 2  # the plan and the entry
             assert not rows_with("axolotl", folder)
             assert not rows_with(first.job.id, folder) - {"erasures", FILE}
             hits = await backends.index.search("whole", vector, IndexFilter(), 100)
