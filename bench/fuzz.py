@@ -1,191 +1,225 @@
-"""Calls of the gateway with random messages and bytes: it looks for crashes, wrong statuses and memory that stays.
+"""Calls of the gateway with generated messages and bytes: it looks for crashes, wrong statuses and memory that stays.
 
     python -m bench.fuzz --count 100000
     python -m bench.fuzz --count 500          # does the command work?
 
-A call takes a random method and a random message of its type: fields with usual, extreme and wrong values. A third of
-the messages is then damaged (bytes are changed, cut out and put in), and a tenth is nothing but random bytes. One
-connection in a hundred calls speaks no gRPC at all. The server, with a no-op model, runs in a process of its own.
+Hypothesis draws a few calls, which run at the same time: a method, the caller's key, and messages of the method's type,
+whose fields have usual, extreme and wrong values. Some messages are then damaged (bytes are changed, cut out and put
+in), and some are nothing but bytes. Beside some calls a connection sends what is no gRPC. Calls that end in a wrong
+status are shrunk to the least that still do. The server, with a no-op model, runs in a process of its own and takes no
+call without a key.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import random
+import functools
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import hypothesis
 from google.protobuf import message_factory
-from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from hypothesis import strategies as st
 
 from bench.measuring.quiet import quiet
 from bench.measuring.recording import command_line, machine, record, settings_of, table
-from bench.serving.processes import one_process, resident_mib, scratch
+from bench.serving.processes import issue_key, one_process, resident_mib, scratch
 from protos import gateway_pb2
-from shared.runtime.loop import run
+from shared.domain.identity import Role
+from shared.service.door import AUTHORIZATION, EVERY_S
 
 GATEWAY = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"]
+METHODS = {method.name: method for method in GATEWAY.methods}
 WRONG = {"UNKNOWN", "INTERNAL", "DATA_LOSS", "UNAVAILABLE"}
 """Statuses that no message may cause; UNAVAILABLE too: the server is there."""
 SENT_TOO_LATE = "Internal error from Core"
 """Details that grpc.aio gives in place of the server's status, where a stream is refused while it is sent."""
-AT_ONCE = 8
+AT_ONCE = 4
+"""Most calls at the same time."""
+FIELDS = 6
+"""Most fields of a message."""
+ROUND = 500
+"""Examples of one seed: Hypothesis keeps what it has drawn, so each round begins anew."""
 TIMEOUT_S = 20.0
-DEEPEST = 4
-WORDS = (
-    "",
-    "a red fox in the snow",
-    "large",
-    "acme",
-    "🦊" * 3,
-    "\x00",
-    "../../etc/passwd",
-    "'; --",
-    "%s%n{}",
-    "x" * 5000,
-)
-WHOLE = (0, 1, 2, 5, 64, 96, -1, 2**31 - 1, -(2**31))
-UNSIGNED = (0, 1, 2, 5, 64, 2**32 - 1)
-LONG = (*UNSIGNED, 2**63 - 1)
-REAL = (0.0, 0.5, 1.0, 2.5, -1.0, 1e300, float("inf"), float("nan"))
-VALUES: dict[int, Sequence[Any]] = {
-    FieldDescriptor.CPPTYPE_STRING: WORDS,
-    FieldDescriptor.CPPTYPE_BOOL: (False, True),
-    FieldDescriptor.CPPTYPE_INT32: WHOLE,
-    FieldDescriptor.CPPTYPE_INT64: (*WHOLE, 2**63 - 1, -(2**63)),
-    FieldDescriptor.CPPTYPE_UINT32: UNSIGNED,
-    FieldDescriptor.CPPTYPE_UINT64: (*LONG, 2**64 - 1),
-    FieldDescriptor.CPPTYPE_FLOAT: REAL[:5],
-    FieldDescriptor.CPPTYPE_DOUBLE: REAL,
-    FieldDescriptor.CPPTYPE_ENUM: (0, 1, 2, 3, 99, -1),
+WORDS = ("", "a red fox in the snow", "large", "acme", "🦊" * 3, "\x00", "../../etc/passwd", "'; --", "x" * 5000)
+SOME: dict[int, st.SearchStrategy[Any]] = {
+    FieldDescriptor.CPPTYPE_STRING: st.sampled_from(WORDS) | st.text(max_size=40),
+    FieldDescriptor.CPPTYPE_BOOL: st.booleans(),
+    FieldDescriptor.CPPTYPE_INT32: st.sampled_from((0, 1, 2, 5, 64)) | st.integers(-(2**31), 2**31 - 1),
+    FieldDescriptor.CPPTYPE_INT64: st.sampled_from((0, 1, 2, 5, 64)) | st.integers(-(2**63), 2**63 - 1),
+    FieldDescriptor.CPPTYPE_UINT32: st.sampled_from((0, 1, 2, 5, 64)) | st.integers(0, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: st.sampled_from((0, 1, 2, 5, 64)) | st.integers(0, 2**64 - 1),
+    FieldDescriptor.CPPTYPE_FLOAT: st.sampled_from((0.0, 0.5, 1.0)) | st.floats(width=32),
+    FieldDescriptor.CPPTYPE_DOUBLE: st.sampled_from((0.0, 0.5, 1.0)) | st.floats(),
+    FieldDescriptor.CPPTYPE_ENUM: st.integers(-1, 9),
 }
+BYTES = st.sampled_from((b"", b"\x89PNG\r\n\x1a\n", bytes(70_000))) | st.binary(max_size=40)
 
 
-def filled(draw: random.Random, kind: Descriptor, depth: int = 0) -> Any:
-    """Return a random message of this type."""
-    message = message_factory.GetMessageClass(kind)()
-    for field in kind.fields:
-        if draw.random() < 0.5 or depth >= DEEPEST:
-            continue
-        values = [_value(draw, field, depth) for _ in range(draw.randint(0, 3) if field.is_repeated else 1)]
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            continue
-        if field.is_repeated:
-            getattr(message, field.name).extend(values)
-        elif field.message_type is not None:
-            getattr(message, field.name).CopyFrom(values[0])
-        else:
-            setattr(message, field.name, values[0])
-    return message
+@functools.cache
+def messages(kind: Descriptor) -> st.SearchStrategy[Any]:
+    """Return messages of this type with a few fields each: of more, nearly always one is refused."""
+    if not kind.fields:
+        return st.builds(message_factory.GetMessageClass(kind))
+    some = {one.name: _values(one) for one in kind.fields}
+    names = st.lists(st.sampled_from(sorted(some)), unique=True, max_size=FIELDS)
+    given = names.flatmap(lambda chosen: st.fixed_dictionaries({name: some[name] for name in chosen}))
+    return given.map(lambda values: message_factory.GetMessageClass(kind)(**values))
 
 
-def _value(draw: random.Random, field: FieldDescriptor, depth: int) -> Any:
-    if field.message_type is not None:
-        return filled(draw, field.message_type, depth + 1)
-    if field.type == FieldDescriptor.TYPE_BYTES:
-        return draw.randbytes(draw.choice((0, 1, 100, 70_000)))
-    return draw.choice(VALUES[field.cpp_type])
+def _values(of: FieldDescriptor) -> st.SearchStrategy[Any]:
+    if of.message_type is not None and of.message_type.GetOptions().map_entry:
+        return st.dictionaries(*(_values(each) for each in of.message_type.fields), max_size=2)
+    if of.message_type is not None:
+        one = st.deferred(lambda: messages(of.message_type))
+    else:
+        one = BYTES if of.type == FieldDescriptor.TYPE_BYTES else SOME[of.cpp_type]
+    return st.lists(one, max_size=3) if of.is_repeated else one
 
 
-def damaged(draw: random.Random, data: bytes) -> bytes:
-    """Change, cut out or put in a few bytes."""
-    changed = bytearray(data)
-    for _ in range(draw.randint(1, 4)):
-        at = draw.randint(0, len(changed))
-        match draw.randint(0, 2):
-            case 0:
-                changed[at : at + 1] = draw.randbytes(1)
-            case 1:
-                del changed[at : at + draw.randint(1, 8)]
-            case _:
-                changed[at:at] = draw.randbytes(draw.randint(1, 8))
+@st.composite
+def _damaged(draw: st.DrawFn, kind: Descriptor) -> bytes:
+    """Draw a message, and change, cut out or put in a few bytes."""
+    changed = bytearray(draw(messages(kind)).SerializeToString())
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(changed)))
+        changed[at : at + draw(st.integers(0, 8))] = draw(st.binary(max_size=8))
     return bytes(changed)
 
 
-def message_of(draw: random.Random, method: MethodDescriptor) -> bytes:
-    luck = draw.random()
-    if luck < 0.1:
-        return draw.randbytes(draw.randint(0, 2000))
-    data: bytes = filled(draw, method.input_type).SerializeToString()
-    return damaged(draw, data) if luck < 0.4 else data
+@dataclass(frozen=True)
+class Call:
+    """One call. key: of whom, or the header's text itself; None: no header. messages: more than one of a stream."""
+
+    method: str
+    key: str | None
+    messages: Sequence[bytes]
 
 
-async def call(channel: grpc.aio.Channel, draw: random.Random, method: MethodDescriptor) -> tuple[str, str]:
-    """Make a call and return its status and details."""
-    kinds = {True: "stream", False: "unary"}
-    shape = f"{kinds[method.client_streaming]}_{kinds[method.server_streaming]}"
-    make = getattr(channel, shape)(f"/{method.containing_service.full_name}/{method.name}")
-    messages = [message_of(draw, method) for _ in range(draw.randint(0, 3) if method.client_streaming else 1)]
-    started: Any = make(iter(messages) if method.client_streaming else messages[0], timeout=TIMEOUT_S)
-    try:
-        if method.server_streaming:
-            async for _ in started:
-                pass
-        else:
-            await started
-    except grpc.aio.AioRpcError as error:
-        lost = error.details() == SENT_TOO_LATE
-        return ("refused while sending" if lost else error.code().name), error.details() or ""
-    except asyncio.CancelledError:
-        if not started.cancelled():
-            raise
-        return "refused while sending", ""  # grpc.aio cancels a call whose stream it can no longer send
-    return "OK", ""
+@st.composite
+def calls(draw: st.DrawFn) -> Call:
+    method = METHODS[draw(st.sampled_from(sorted(METHODS)))]
+    kind = method.input_type
+    whole = messages(kind).map(lambda message: message.SerializeToString())
+    one = st.one_of(whole, whole, whole, _damaged(kind), st.binary(max_size=2000))
+    several = st.lists(one, max_size=3) if method.client_streaming else st.lists(one, min_size=1, max_size=1)
+    who = st.sampled_from([Role.USER] * 20 + [*Role] + [None, "", "Bearer ", "Bearer aik_x_y", "Basic eDp5"])
+    return Call(method.name, draw(who), draw(several))
 
 
-async def raw(address: str, draw: random.Random) -> None:
-    """Send bytes that are no gRPC, and close."""
-    host, _, port = address.rpartition(":")
-    _, writer = await asyncio.open_connection(host, int(port))
-    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" if draw.random() < 0.5 else b""
-    writer.write(preface + draw.randbytes(draw.randint(1, 5000)))
-    writer.close()
+@dataclass
+class Calls:
+    """Makes calls one round after the other, and counts how they end. keys: by role."""
+
+    address: str
+    keys: dict[str, str]
+    statuses: Counter[str] = field(default_factory=Counter)
+    wrong: dict[str, str] = field(default_factory=dict)
+    """What ended in a wrong status, with the least calls that do."""
+
+    async def together(self, made: Sequence[Call], raw: bytes) -> None:
+        """Make these calls at the same time. Raises AssertionError for a wrong status. raw: sent on a connection of its
+        own, where there are any."""
+        if raw:
+            await self._raw(raw)
+        async with grpc.aio.insecure_channel(self.address) as channel:
+            for one, (status, details) in zip(
+                made, await asyncio.gather(*(self._call(channel, one) for one in made)), strict=True
+            ):
+                self.statuses[status] += 1
+                assert status not in WRONG, f"{one.method}: {status}: {details[:200]}"
+
+    async def _call(self, channel: grpc.aio.Channel, one: Call) -> tuple[str, str]:
+        """Make a call and return its status and details."""
+        method, header = METHODS[one.method], self.keys.get(str(one.key), one.key)
+        kinds = {True: "stream", False: "unary"}
+        shape = f"{kinds[method.client_streaming]}_{kinds[method.server_streaming]}"
+        make = getattr(channel, shape)(f"/{GATEWAY.full_name}/{one.method}")
+        given = iter(one.messages) if method.client_streaming else one.messages[0]
+        metadata = () if header is None else ((AUTHORIZATION, header),)
+        started: Any = make(given, timeout=TIMEOUT_S, metadata=metadata)
+        try:
+            if method.server_streaming:
+                async for _ in started:
+                    pass
+            else:
+                await started
+        except grpc.aio.AioRpcError as error:
+            lost = error.details() == SENT_TOO_LATE
+            return ("refused while sending" if lost else error.code().name), error.details() or ""
+        except asyncio.CancelledError:
+            if not started.cancelled():
+                raise
+            return "refused while sending", ""  # grpc.aio cancels a call whose stream it can no longer send
+        return "OK", ""
+
+    async def _raw(self, sent: bytes) -> None:
+        """Send bytes that are no gRPC, and close."""
+        host, _, port = self.address.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(sent)
+        writer.close()
 
 
-async def measure(asked: argparse.Namespace) -> dict[str, Any]:
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+RAW = st.sampled_from([b""] * 20) | st.binary(max_size=5000) | st.binary(max_size=5000).map(lambda sent: PREFACE + sent)
+
+
+def measure(asked: argparse.Namespace) -> dict[str, Any]:
     settings = {"large": "noop:", "http_listen": "", "video": "", "segmenter": "", "log_level": "error"}
-    with scratch() as folder, one_process(settings, folder) as server:
-        async with grpc.aio.insecure_channel(server.url) as channel:
-            found = await _calls(channel, server.url, asked, server.pid)
+    with scratch() as folder, one_process({**settings, "allow_anonymous": "never"}, folder) as server:
+        keys = {str(role): f"Bearer {issue_key(folder, str(role), 'acme', [role])}" for role in Role}
+        time.sleep(2 * EVERY_S)  # until the server has read the keys
+        figures = _rounds(Calls(server.url, keys), asked, server.pid)
         alive = server.alive
-    return {**found, "alive": alive, "exit_code": server.returned}
+    return {**figures, "alive": alive, "exit_code": server.returned}
 
 
-async def _calls(channel: grpc.aio.Channel, address: str, asked: argparse.Namespace, pid: int) -> dict[str, Any]:
+def _rounds(calls_made: Calls, asked: argparse.Namespace, pid: int) -> dict[str, Any]:
     """Make all calls; return statuses, wrong ones with an example each, and the memory on the way in MiB."""
-    statuses, wrong, memory = Counter[str](), dict[str, str](), list[int]()
-    numbers = iter(range(asked.count))
-
-    async def one() -> None:
-        for number in numbers:
-            draw = random.Random(f"{asked.seed}/{number}")
-            method = draw.choice(GATEWAY.methods)
-            status, details = await call(channel, draw, method)
-            statuses[status] += 1
-            if status in WRONG:
-                wrong.setdefault(f"{method.name}: {status}: {details[:200]}", f"call {number}")
-            if number % 100 == 0:
-                await raw(address, draw)
-            if number % max(asked.count // 20, 1) == 0:
+    memory, seed = list[int](), asked.seed
+    with asyncio.Runner() as runner:
+        while (number := calls_made.statuses.total()) < asked.count:
+            if number >= len(memory) * asked.count / 20:
                 memory.append(resident_mib(pid))
                 sys.stderr.write(f"{number} calls, {memory[-1]} MiB\n")
+            try:
+                _round(calls_made, seed, runner)
+            except (AssertionError, hypothesis.errors.Flaky) as error:  # flaky: it did not happen again
+                shrunk = "; ".join(getattr(error, "__notes__", ()))
+                calls_made.wrong.setdefault(str(error)[:300], f"seed {seed}: {shrunk[:1000]}")
+            seed += 1
+    memory.append(resident_mib(pid))
+    return {"statuses": dict(calls_made.statuses.most_common()), "wrong": calls_made.wrong, "memory_mib": memory}
 
-    await asyncio.gather(*(one() for _ in range(AT_ONCE)))
-    return {"statuses": dict(statuses.most_common()), "wrong": wrong, "memory_mib": memory}
+
+def _round(calls_made: Calls, seed: int, runner: asyncio.Runner) -> None:
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=ROUND, database=None, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+    )
+    @hypothesis.given(st.lists(calls(), min_size=1, max_size=AT_ONCE), RAW)
+    def tried(made: list[Call], raw: bytes) -> None:
+        runner.run(calls_made.together(made, raw))
+
+    tried()
 
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__)
     parser.add_argument("--count", type=int, default=100_000, help="calls")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the first 500 examples; the next 500 have the next one")
     asked = parser.parse_args(given)
     quiet()
     on = machine()
-    figures = run(measure(asked))
+    figures = measure(asked)
     print(table(["status", "calls"], list(figures["statuses"].items())))
     print(
         f"\nserver alive: {figures['alive']}, ended with {figures['exit_code']}; memory in MiB {figures['memory_mib']}"

@@ -4,6 +4,7 @@
     python -m bench.probing --attacks timing
     python -m bench.probing --count 100 --shared-count 100        # does the command work?
     python -m bench.probing --set public_crowd=3 --cases "public entries, another tenant" --suffix _crowd_3
+    python -m bench.probing --drawn-thresholds 1.4 --cases "public entries, another tenant" --suffix _drawn_1.4
 
 bench/probing/attacks.py describes the attacks. Each runs across private entries and across tenants, where its rate must
 be at most 2 points above chance, and where entries are shared, where it must succeed: else it proves nothing. The
@@ -25,6 +26,7 @@ from bench.measuring.quiet import quiet
 from bench.measuring.recording import command_line, machine, record, settings_of, share, table
 from bench.probing.arena import CALLERS, CASES, SETTINGS, Arena, Case, arena
 from bench.probing.attacks import ATTACKS
+from bench.probing.drawn_thresholds import program_of
 from bench.probing.guessing import MARGIN
 from bench.serving.processes import issue_key, one_process, scratch
 from services.cli.embedded import found_running
@@ -75,12 +77,19 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--shared-count", type=int, default=2_000, help="guesses where entries are shared")
     parser.add_argument("--step-ms", type=float, default=1.0, help="milliseconds per step of the waiting denoiser")
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="further settings of the server")
+    parser.add_argument(
+        "--drawn-thresholds",
+        type=float,
+        default=0.0,
+        help="bench/probing/drawn_thresholds.py, up to this number; 0: off",
+    )
     parser.add_argument("--suffix", default="", help="end of the names of the results")
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args(given)
     quiet()
     on = machine()
-    settings = {**SETTINGS, "large": f"noop:?step_ms={asked.step_ms:g}"}
+    program, defence = program_of(asked.drawn_thresholds)
+    settings = {**SETTINGS, **defence, "large": f"noop:?step_ms={asked.step_ms:g}"}
     settings |= dict(one.split("=", 1) for one in asked.set)
 
     def done(name: str, found: dict[str, Any]) -> None:
@@ -89,7 +98,7 @@ def main(given: Sequence[str] | None = None) -> None:
         given = {**settings_of(asked), **settings}
         record(f"probing_{name.replace(' ', '_')}{asked.suffix}", found, given, on=loaded, folder=asked.out)
 
-    with scratch() as folder, one_process(settings, folder) as server:
+    with scratch() as folder, one_process(settings, folder, program) as server:
         keys = {name: issue_key(folder, name, tenant, roles) for name, (tenant, roles) in CALLERS.items()}
         time.sleep(2 * EVERY_S)  # until the server has read the keys
         facts = found_running(folder / "data")

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +42,18 @@ def scratch() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def one_process(settings: Mapping[str, Any], folder: Path) -> Iterator[Server]:
-    """Run `afterimage up` with these settings in a process of its own; its data and log are in the folder."""
+def one_process(settings: Mapping[str, Any], folder: Path, program: Sequence[str] = ("services",)) -> Iterator[Server]:
+    """Run `afterimage up` with these settings in a process of its own; its data and log are in the folder.
+
+    program: a module that runs `afterimage`, and what it needs before `up`.
+    """
     address = f"{HOST}:{free_port()}"
     given = {"listen": address, "data_dir": folder / "data", "metrics_listen": "", **settings}
     server = Server(
         name="afterimage",
         url=address,
         folder=folder,
-        command=[sys.executable, "-m", "services", "up"],
+        command=[sys.executable, "-m", *program, "up"],
         ready=lambda: serving(address),
         environment={f"AFTERIMAGE_{name.upper()}": str(value) for name, value in given.items()}
         | {"PYTHONPATH": str(ROOT)},
