@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.measuring.quiet import quiet
 from bench.measuring.recording import command_line, machine, quantile, record, settings_of, table
+from shared.runtime.progress import Remaining
 
 if TYPE_CHECKING:
     from services.gpu_worker.engine.patches.auto_layout import Choice
@@ -126,7 +127,10 @@ def fitted_costs(family: PipelineFamily, options: argparse.Namespace, clock: Cal
     draw = random.Random(options.seed)
     mixes = [random_tasks(family.card, options.rows, draw) for _ in range(options.fitted)]
     several = [tasks for tasks in mixes if len({task.size for task in tasks}) > 1]
-    measured = [measure_both(family, tasks, clock) for tasks in several]
+    left, measured = Remaining("mixes for the costs", len(several)), []
+    for tasks in several:
+        measured.append(measure_both(family, tasks, clock))
+        left.advance()
     costs = fit_costs(measured, mixed_layout(family.card), family.device.type, options.seed)
     if costs is None:
         raise SystemExit(f"bench.layouts: --fitted: must give mixes of several sizes (got {options.fitted})")
@@ -146,6 +150,7 @@ def choices(
     choice, draw = LayoutChoice(costs.ratio, costs.error), random.Random(options.seed + 1)
     arms: dict[str, Choice] = {"groups": GROUPS, "one batch": MIXED, "auto": choice}
     rows: list[dict[str, Any]] = []
+    left = Remaining("mixes for auto", options.mixes)
     while len(rows) < options.mixes:
         tasks = random_tasks(family.card, options.rows, draw)
         mix = mix_of((resolution_of(task), passes_of(family, task)) for task in tasks)
@@ -153,6 +158,7 @@ def choices(
             found = in_turn(family, tasks, arms, options.rounds, clock, draw)
             rows.append({"mix": mix, "all": found, **{name: median(each) for name, each in found.items()}})
             rows[-1]["chosen"] = "one batch" if choice.together(mix) else "groups"
+            left.advance()
     best = [min(row["groups"], row["one batch"]) for row in rows]
     policies = {name: [row[name] for row in rows] for name in arms}
     policies["auto, by its layout's own steps"] = [row[row["chosen"]] for row in rows]

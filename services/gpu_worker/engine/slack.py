@@ -165,32 +165,26 @@ class _Joining:
 
 
 class _Remaining:
-    """Predicted seconds of waiting tasks if each joined now, and alone; tasks of one kind share the predictions."""
+    """Predicted seconds of waiting tasks if each joined now, and alone; tasks of one kind share a line."""
 
     def __init__(self, riding: Sequence[Timed], seconds: Mapping[str, StepSeconds]) -> None:
         self._riding, self._seconds = riding, seconds
-        self._lines: dict[tuple[str, Kind], tuple[list[int], list[float], list[float], float]] = {}
-        self._found: dict[tuple[str, Kind, int, int], tuple[float, float]] = {}
+        self._lines: dict[tuple[str, Kind], tuple[list[int], list[float], list[float], float, float]] = {}
 
     def of(self, task: Timed) -> tuple[float, float]:
         """Return the seconds until the task is finished if it joins now, and its standalone seconds."""
-        key = task.model, task.kind, task.left, task.steps
-        if (found := self._found.get(key)) is None:
-            found = self._found[key] = self._computed(task)
-        return found
-
-    def _computed(self, task: Timed) -> tuple[float, float]:
-        line = self._lines.get((task.model, task.kind))
+        key = task.model, task.kind
+        line = self._lines.get(key)
         if line is None:
-            line = self._lines[task.model, task.kind] = self._line(task)
-        ran, at, rates, alone_s = line
-        ending_s = decode_s(task, self._seconds[task.model])
-        place = bisect_left(ran, task.left) - 1
-        return at[place] + (task.left - ran[place]) * rates[place] + ending_s, task.steps * alone_s + ending_s
+            line = self._lines[key] = self._line(task)
+        ran, at, rates, alone_s, ending_s = line
+        left = task.left
+        place = bisect_left(ran, left) - 1
+        return at[place] + (left - ran[place]) * rates[place] + ending_s, task.steps * alone_s + ending_s
 
-    def _line(self, task: Timed) -> tuple[list[int], list[float], list[float], float]:
+    def _line(self, task: Timed) -> tuple[list[int], list[float], list[float], float, float]:
         """Return steps, seconds after them, and seconds per step from there on, of a task beside the running rows; and
-        seconds per step alone."""
+        seconds per step alone, and of decoding."""
         predicted = self._seconds[task.model]
         models = len({task.model, *(row.model for row in self._riding)})
         rows = sorted((row for row in self._riding if row.model == task.model), key=lambda row: row.left)
@@ -205,7 +199,7 @@ class _Remaining:
                 ran.append(row.left)
                 at.append(ends)
                 rates.append(rate)
-        return ran, at, rates, predicted.of(mix_of([task.kind]))
+        return ran, at, rates, predicted.of(mix_of([task.kind])), decode_s(task, predicted)
 
 
 def _ordered(queue: Sequence[Timed], joining: _Joining) -> Iterator[tuple[Timed, bool]]:
@@ -215,11 +209,13 @@ def _ordered(queue: Sequence[Timed], joining: _Joining) -> Iterator[tuple[Timed,
     aged: list[tuple[int, int]] = []
     for place, task in enumerate(queue):
         finish_s, alone_s = remaining.of(task)
-        spare_s = 0.0 if task.deadline_at is None else task.deadline_at - now - finish_s
-        if now - task.since > PATIENCE * alone_s and not (spare_s < 0 and task.drop_if_late):
-            aged.append((task.arrived, place))
+        deadline_at, arrived = task.deadline_at, task.arrived
+        spare_s = 0.0 if deadline_at is None else deadline_at - now - finish_s
+        late = spare_s < 0
+        if now - task.since > PATIENCE * alone_s and not (late and task.drop_if_late):
+            aged.append((arrived, place))
         slack = spare_s / alone_s if spare_s > 0 else 0.0
-        heap.append((spare_s < 0, -task.priority, task.deadline_at is None, slack, task.arrived, place))
+        heap.append((late, -task.priority, deadline_at is None, slack, arrived, place))
     held = sum(row.aged for row in joining.rows)
     first = {place for _, place in heapq.nsmallest(max(joining.max_rows // AGED_SHARE, 1) - held, aged)}
     yield from ((queue[place], True) for place in sorted(first, key=lambda place: queue[place].arrived))
