@@ -38,6 +38,7 @@ COMMANDS: dict[str, list[str]] = {
     "layouts_steps": ["bench.layouts", "--steps", "50"],
     "layouts_random_sd3": ["bench.layouts", "--model", "random-sd3"],
     "deadlines": ["bench.virtual_time.deadlines"],
+    "ablation": ["bench.virtual_time.ablation"],
     "pipeline_simulated": ["bench.pipeline_simulated"],
     "clip_replays": ["bench.replays.clip_replays"],
     "clip_equal": ["bench.replays.clip_equal"],

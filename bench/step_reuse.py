@@ -1,6 +1,7 @@
 """Reuse of block outputs between steps: time, saving and quality, by size and by what is reused (PatchedServe §5).
 
     python -m bench.step_reuse --count 64          # 256 images
+    python -m bench.step_reuse --count 64 --change 0.1 --most 4 --ways images patches --suffix _quality
     python -m bench.step_reuse --tiny              # few images and steps: does the command work?
 
 A forest is trained for each layout as `afterimage profile --reuse` trains it, here with a fixed N and largest change of
@@ -13,7 +14,8 @@ the output. Then the same prompts and seeds run without reuse and with it:
 
 Seconds are of processor time: prompts, steps and decoding of batches of one size. The saving is Fig. 15's: patches and
 blocks that were not computed, as a share of all. Fig. 4's saving counts outputs that change little from one step to the
-next without any reuse. CLIP scores and attributes are those of the images with reuse against those without.
+next without any reuse. CLIP scores and attributes are those of the images with reuse against those without. Fréchet
+distances are from as many images of the same prompts with other seeds, without reuse, in CLIP's image vectors.
 
 Last, diffusers' own caches between steps on a tiny random FLUX: time and difference only. No forest runs there.
 """
@@ -30,11 +32,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.measuring.frechet import Features, difference_of_distances, frechet_distance
 from bench.measuring.judging import JUDGE, open_encoder
 from bench.measuring.quiet import quiet
 from bench.measuring.recording import command_line, machine, record, settings_of, share, table
 from bench.measuring.step_caches import CACHES, timed_caches
-from services.cli.profiles.judging import judge_of
+from services.cli.profiles.judging import judge_of, vectors_of
 from services.cli.profiles.measure import Profiler
 from services.cli.profiles.pairs import ScenePair
 from services.cli.profiles.reuse import attribute_gain, generated, recorded, scores
@@ -47,6 +50,12 @@ from shared.domain.types import Size
 from shared.models import find_card
 from shared.models.quality import Pixels
 from shared.models.step_reuse import StepReuse
+
+WAYS = ("nothing", "images", "patches", "batch")
+OTHER_SEED = 1_000_000
+"""Added to the seeds of the reference."""
+FEW = 4
+"""Images from which their halves have a Fréchet distance."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,8 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=4, help="images that share a step")
     parser.add_argument("--change", type=float, default=0.03, help="largest change of an output that counts as small")
     parser.add_argument("--most", type=int, default=2, help="N: reuses in a row")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="what is reused")
+    parser.add_argument("--suffix", default="", help="end of the name of the results")
     parser.add_argument("--encoder", default="bundled:clip")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=21)
@@ -89,7 +100,7 @@ def main(given: Sequence[str] | None = None) -> None:
     torch.set_num_threads(options.threads)
     figures, on = measure(options)
     report(figures)
-    record("step_reuse", figures, settings_of(options), on=on, folder=options.out)
+    record(f"step_reuse{options.suffix}", figures, settings_of(options), on=on, folder=options.out)
 
 
 def measure(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -104,7 +115,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]
         )
         with torch.inference_mode():
             figures[layout] = _of_layout(profiler, options, layout)
-        if layout == "groups":
+        if layout == "groups" and "nothing" in options.ways:
             figures["baselines"] = timed_caches(options.steps, options.rows)
     return figures, on
 
@@ -115,6 +126,7 @@ def _of_layout(profiler: Profiler, options: argparse.Namespace, layout: str) -> 
     found = fit_reuse(rows, changed, options.change, profiler.family.card.weights_hash)
     ways: dict[str, Policy] = {"nothing": replace(found, most=0)}
     ways |= {"images": found} if layout == "groups" else {"patches": found, "batch": AllOrNone(found)}
+    ways = {name: policy for name, policy in ways.items() if name in options.ways}
     asked = list(profiler.pairs(options.count, 0, f"{options.seed}/asked"))
     sizes = profiler.family.card.sizes.sizes or (profiler.family.card.default_size,)
     return {
@@ -152,12 +164,16 @@ def _of_size(
     profiler: Profiler, pairs: Sequence[ScenePair], size: Size, ways: Mapping[str, Policy], options: argparse.Namespace
 ) -> dict[str, Any]:
     plain = _run(profiler, pairs, size, None)
+    others = [replace(pair, after_seed=pair.after_seed + OTHER_SEED) for pair in pairs]
+    reference = _features(profiler, _run(profiler, others, size, None).images)
+    own = _features(profiler, plain.images)
     _, changed = recorded(profiler, pairs[:4], 1, lambda: None, size)
     before = scores(profiler, pairs, plain.images)
     steps = options.steps * len(pairs)
     figures: dict[str, Any] = {
         "step_ms": 1000 * plain.seconds / steps,
         "small_changes": float((changed <= options.change).mean()),
+        "frechet": frechet_distance(own, reference) if len(own) > 1 else None,
         "ways": {},
     }
     for name, policy in ways.items():
@@ -169,9 +185,19 @@ def _of_size(
             "reused": run.reused,
             "clip_ratio": fmean(after) / fmean(before) if fmean(before) > 0 else None,
             "attributes": attribute_gain(profiler, pairs, plain.images, run.images),
+            "frechet_more": _farther(_features(profiler, run.images), own, reference),
             "pixel_difference": fmean(_difference(*both) for both in zip(plain.images, run.images, strict=True)),
         }
     return figures
+
+
+def _features(profiler: Profiler, images: Sequence[Pixels]) -> Features:
+    return np.array(vectors_of(profiler.encoder, images), dtype=np.float64)
+
+
+def _farther(one: Features, own: Features, reference: Features) -> tuple[float, float, float] | None:
+    """Return how much farther images with reuse are from the reference, with a 95 % interval; None for few images."""
+    return difference_of_distances(one, own, reference) if len(one) >= FEW else None
 
 
 def _run(profiler: Profiler, pairs: Sequence[ScenePair], size: Size, policy: Policy | None) -> Run:
@@ -199,12 +225,15 @@ def report(figures: Mapping[str, Any]) -> None:
                 lines.append(
                     [f"{size}, {name}", one["step_ms"], way["step_ms"], share(way["time_saved"], 1),
                      share(way["reused"], 1), share(one["small_changes"], 1), way["clip_ratio"] or "–",
-                     "–" if gain is None else f"{gain:+.3f}", way["pixel_difference"]]
+                     "–" if gain is None else f"{gain:+.3f}", _thousandths([one["frechet"]]),
+                     _thousandths(way["frechet_more"]), way["pixel_difference"]]
                 )  # fmt: skip
     headings = ["size, reuse of", "ms a step and image", "with reuse", "time saved", "blocks saved", "small changes",
-                "CLIP ratio", "attributes", "difference of 255"]  # fmt: skip
+                "CLIP ratio", "attributes", "Fréchet × 1000", "with reuse, more", "difference of 255"]  # fmt: skip
     print(table(headings, lines))
     print(f"\nOne decision about 10,000 patches: {figures['groups']['decide_10000_ms']:.3f} ms\n")
+    if "baselines" not in figures:
+        return
     print(
         table(
             ["diffusers' cache, tiny FLUX", "time saved", "difference of latents"],
@@ -212,6 +241,14 @@ def report(figures: Mapping[str, Any]) -> None:
              for name in CACHES],
         )
     )  # fmt: skip
+
+
+def _thousandths(found: Sequence[float | None] | None) -> str:
+    """Return a distance × 1000, with its interval if it has one."""
+    if not found or found[0] is None:
+        return "–"
+    first, *interval = (f"{1000 * (one or 0.0):.2f}" for one in found)
+    return f"{first} ({' to '.join(interval)})" if interval else first
 
 
 if __name__ == "__main__":

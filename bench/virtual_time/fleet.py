@@ -13,13 +13,15 @@ from services.gpu_worker.engine.slack import decide_by_slack
 from services.gpu_worker.engine.step_seconds import StepSeconds
 from shared.domain.urgency import AGED_EVERY, Waiting, most_urgent
 from shared.models import ModelCard
-from shared.models.standalone import line_of, pixels_of, read_shipped
+from shared.models.standalone import Line, line_of, pixels_of, read_shipped
 from shared.models.step_regression import mix_of
 
 SLO = 5.0
 """Deadline in standalone times (PatchedServe §8)."""
 NOISE = 0.05
 """Standard deviation of the logarithm of a step's seconds, which no predictor knows."""
+SKIPPED = (0.1, 0.2, 0.3, 0.4, 0.5)
+"""Shares of its steps that a hit skips: NIRVANA's K of 5 to 25 at T = 50 (§4.1)."""
 NOBODY: frozenset[str] = frozenset()
 
 Policy = Callable[[Sequence[Timed], Sequence[Timed], Sequence[Timed], float, int, StepSeconds], Decision]
@@ -61,6 +63,8 @@ class System:
     patches: bool = True
     steps: float = 1.0
     """Share of the steps that a request runs."""
+    step_time: float = 1.0
+    """Factor of a step's seconds: below 1 with reuse between steps."""
     take: str = "arrival"
     """How a worker gets requests: `arrival` or `urgent`, one for each free row; `whole`: it decides over all that wait;
     `pixels`: each goes to the worker with the fewest pixels as it arrives (PatchedServe §8.1)."""
@@ -74,10 +78,12 @@ class Worker:
     rows: int
     steps: int
 
-    def seconds(self, *, patches: bool) -> StepSeconds:
+    def seconds(self, *, patches: bool, step_time: float = 1.0) -> StepSeconds:
         latency = read_shipped(self.card) or {}
         decode_s = float(latency.get("decode_s", 0.0)) / pixels_of(self.card)
-        return StepSeconds(line_of(self.card, latency), decode_pixel_s=decode_s, together=patches)
+        line = line_of(self.card, latency)
+        line = Line(step_time * line.fixed_s, step_time * line.per_pixel_s)
+        return StepSeconds(line, decode_pixel_s=decode_s, together=patches)
 
     @property
     def kinds(self) -> list[Kind]:
@@ -98,10 +104,16 @@ class Worker:
 
 
 def arrivals(
-    worker: Worker, load: float, count: int, seed: int, workers: int = 1, slos: Sequence[float] = (SLO,)
+    worker: Worker,
+    load: float,
+    count: int,
+    seed: int,
+    workers: int = 1,
+    slos: Sequence[float] = (SLO,),
+    hits: float = 0.0,
 ) -> Iterator[Timed]:
     """Yield requests with Poisson arrivals; load 1 is the capacity of all workers. slos: deadlines in standalone times,
-    equally often."""
+    equally often. hits: share of the requests that skip their first K steps, each K of SKIPPED equally often."""
     draw, at = random.Random(seed), 0.0
     alone = {kind: worker.alone_s(kind) for kind in worker.kinds}
     rate = load * worker.capacity * workers
@@ -109,8 +121,10 @@ def arrivals(
         at += draw.expovariate(rate)
         kind = draw.choice(worker.kinds)
         deadline_at = at + (slos[0] if len(slos) == 1 else draw.choice(slos)) * alone[kind]
-        name = f"{number:06}"
-        yield Timed(name, "model", kind, worker.steps, worker.steps, at, deadline_at=deadline_at, arrived=number)
+        name, steps = f"{number:06}", worker.steps
+        if hits and draw.random() < hits:
+            steps -= round(draw.choice(SKIPPED) * steps)
+        yield Timed(name, "model", kind, steps, steps, at, deadline_at=deadline_at, arrived=number)
 
 
 @dataclass
@@ -151,9 +165,10 @@ class Fleet:
         """drop: a request leaves at its deadline, waiting or running. rotate: among workers with a free row the next in
         turn gets a request, as a broker does; otherwise the one with the fewest pixels in hand."""
         self._worker, self._system, self._drop, self._rotate = worker, system, drop, rotate
-        self._of, self._draw = worker.seconds(patches=system.patches), random.Random(seed)
+        self._of = worker.seconds(patches=system.patches, step_time=system.step_time)
+        self._draw = random.Random(seed)
         self._decode = {kind: self._of.decode_s(kind[0][0] * kind[0][1]) for kind in worker.kinds}
-        self._alone = {kind: self._needs_s(kind) for kind in worker.kinds}
+        self._needed: dict[tuple[Kind, int], tuple[float, float]] = {}
         self._states = [_State(number) for number in range(workers)]
         self._queue: list[Timed] = []
         self._boundaries: list[tuple[float, int]] = []
@@ -162,8 +177,12 @@ class Fleet:
 
     def serve(self, requests: Sequence[Timed]) -> Served:
         """Serve the requests in virtual time."""
-        steps = round(self._system.steps * self._worker.steps)
-        coming = [replace(one, steps=steps, left=steps, drop_if_late=self._drop) for one in reversed(requests)]
+        share = self._system.steps
+        counts = [round(share * one.steps) for one in requests]
+        coming = [
+            replace(one, steps=steps, left=steps, drop_if_late=self._drop)
+            for one, steps in zip(reversed(requests), reversed(counts), strict=True)
+        ]
         while coming or self._boundaries:
             if coming and (not self._boundaries or coming[-1].since <= self._boundaries[0][0]):
                 self._arrived(coming.pop())
@@ -172,12 +191,15 @@ class Fleet:
                 self._step(self._states[number], now)
         return self.served
 
-    def _needs_s(self, kind: Kind) -> tuple[float, float]:
+    def _needs_s(self, kind: Kind, steps: int) -> tuple[float, float]:
         """Return the seconds of a request alone, and in a full batch of all sizes."""
-        kinds, rows = self._worker.kinds, self._worker.rows
-        alone_s = round(self._system.steps * self._worker.steps) * self._of.of(mix_of([kind])) + self._decode[kind]
-        full = self._of.of(mix_of(kinds[number % len(kinds)] for number in range(rows)))
-        return alone_s, alone_s * full * len(kinds) / sum(self._of.of(mix_of([one])) for one in kinds)
+        if (found := self._needed.get((kind, steps))) is None:
+            kinds, rows = self._worker.kinds, self._worker.rows
+            alone_s = steps * self._of.of(mix_of([kind])) + self._decode[kind]
+            full = self._of.of(mix_of(kinds[number % len(kinds)] for number in range(rows)))
+            in_batch_s = alone_s * full * len(kinds) / sum(self._of.of(mix_of([one])) for one in kinds)
+            found = self._needed[kind, steps] = alone_s, in_batch_s
+        return found
 
     def _arrived(self, one: Timed) -> None:
         now, take = one.since, self._system.take
@@ -223,7 +245,7 @@ class Fleet:
 
     def _most_urgent(self, now: float, *, aged_first: bool) -> int:
         rows = [
-            Waiting(one.id, one.since, 0, (one.deadline_at or 0.0) - one.since, *self._alone[one.kind])
+            Waiting(one.id, one.since, 0, (one.deadline_at or 0.0) - one.since, *self._needs_s(one.kind, one.steps))
             for one in self._queue
         ]
         (name,) = most_urgent(rows, now, 1, aged_first=aged_first)
