@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,9 +30,12 @@ from bench.virtual_time.fleet import (
     by_slack,
     by_slack_aside,
 )
+from services.cli.profiles.mixes import fit
 from services.gpu_worker.engine.finishes import Timed
 from services.gpu_worker.engine.slack import decide_by_slack
+from services.gpu_worker.engine.step_seconds import StepSeconds
 from shared.models import find_card
+from shared.models.step_regression import mix_of
 
 LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5)
 WORKERS = (1, 2, 4, 8)
@@ -101,20 +104,32 @@ def load_allowed(levels: Sequence[Mapping[str, Any]], name: str, met: float) -> 
     return before
 
 
-def decision_ms(worker: Worker, waiting: int = 1000) -> float:
-    """Return the median milliseconds of processor time for one decision by slack with one free row."""
-    draw, of = random.Random(0), {"model": worker.seconds(patches=True)}
+def decision_ms(worker: Worker, waiting: int = 1000) -> dict[str, float]:
+    """Return the median milliseconds of processor time for one decision by slack with one free row: predicted by the
+    line; by the support vectors' exported arrays; and by these where no mix has been predicted before."""
+    draw, line = random.Random(0), worker.seconds(patches=True)
     queue = [
         replace(one, since=0.0, steps=draw.randint(1, 10) * 5, left=draw.randint(1, 10) * 5)
         for one in arrivals(worker, 1.0, waiting + worker.rows, seed=0)
     ]
     running = [replace(one, left=draw.randint(1, 50), deadline_at=1e9) for one in queue[: worker.rows - 1]]
-    taken = []
-    for _ in range(101):
-        begun = time.process_time()
-        decide_by_slack(queue[worker.rows :], running, NOBODY, 0.0, worker.rows, of)
-        taken.append(time.process_time() - begun)
-    return 1000 * quantile(taken, 0.5)
+    mixes = [mix_of(draw.choices(worker.kinds, k=draw.randint(1, worker.rows))) for _ in range(300)]
+    regression = fit([(mix, line.of(mix) * draw.lognormvariate(0.0, NOISE)) for mix in mixes], "patches")
+
+    def median_ms(of: Callable[[], StepSeconds]) -> float:
+        taken = []
+        for _ in range(101):
+            seconds, begun = {"model": of()}, time.process_time()
+            decide_by_slack(queue[worker.rows :], running, NOBODY, 0.0, worker.rows, seconds)
+            taken.append(time.process_time() - begun)
+        return 1000 * quantile(taken, 0.5)
+
+    vectors = StepSeconds(together=True, regression=regression)
+    return {
+        "line": median_ms(lambda: line),
+        "support vectors": median_ms(lambda: vectors),
+        "support vectors, new mixes": median_ms(lambda: StepSeconds(together=True, regression=regression)),
+    }
 
 
 def compared(levels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -160,16 +175,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--seeds", type=int, default=4, help="runs with one worker; half as many with twice the workers"
     )
     parser.add_argument("--slos", type=float, nargs="+", default=[SLO], help="deadlines in standalone times, mixed")
+    parser.add_argument("--decision", action="store_true", help="measure one decision, and nothing else")
     parser.add_argument("--keep", action="store_true", help="drop nobody")
     options = parser.parse_args(arguments)
     worker, on = Worker(find_card(options.model), options.rows, options.steps), machine()
-    figures: dict[str, Any] = {"capacity_per_s": worker.capacity, "workers": {}}
+    figures: dict[str, Any] = {"decision_of_1000_ms": decision_ms(worker)}
+    for name, took in figures["decision_of_1000_ms"].items():
+        print(f"one decision with 1,000 waiting, {name}: {took:.2f} ms", flush=True)
+    if options.decision:
+        record("deadlines_decision", figures, settings_of(options), on=on, folder=options.out)
+        return
+    figures |= {"capacity_per_s": worker.capacity, "workers": {}}
     for workers in options.workers:
         levels = [_level(worker, workers, load, options) for load in options.loads]
         found = figures["workers"][str(workers)] = {"levels": levels, **compared(levels)}
         _show(workers, levels, found)
-    figures["decision_of_1000_ms"] = decision_ms(worker)
-    print(f"\none decision with 1,000 waiting: {figures['decision_of_1000_ms']:.2f} ms")
     settings = {**settings_of(options), "assumptions": ASSUMPTIONS}
     name = "deadlines" + ("_keep" if options.keep else "") + ("" if options.slos == [SLO] else "_mixed")
     record(name, figures, settings, on=on, folder=options.out)

@@ -97,5 +97,5 @@ def test_the_command_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFi
     figures = json.loads((tmp_path / "deadlines.json").read_text())["figures"]
     assert [level["load"] for level in figures["workers"]["2"]["levels"]] == [0.5, 1.0]
     assert {*figures["workers"]["1"]["mean_met"]} == {system.name for system in SYSTEMS}
-    assert figures["decision_of_1000_ms"] > 0
+    assert min(figures["decision_of_1000_ms"].values()) > 0
     assert "nirvana + orca" in capsys.readouterr().out
