@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from services.gpu_worker.engine.engine import Engine
-from services.gpu_worker.engine.events import Event, Finished
+from services.gpu_worker.engine.events import Checkpointed, Event, Finished
 from services.gpu_worker.engine.rows import Task
 from services.gpu_worker.families import Family
+from services.gpu_worker.jobs.codecs import decode_checkpoint, encode_checkpoint
 from shared.domain.types import Plan, PlanSource, Size
 
 STEPS = 10
@@ -42,3 +43,12 @@ def finished(events: list[Event]) -> dict[str, Finished]:
 
 def solo(family: Family, one: Task) -> Finished:
     return finished(drive(family, [(0, one)]))[one.id]
+
+
+def resumed(one: Task, events: list[Event]) -> Task:
+    """The task from the first checkpoint of its lost run."""
+    saved = next(event for event in events if isinstance(event, Checkpointed) and event.id == one.id)
+    written = encode_checkpoint(
+        saved.latent, saved.step, saved.generator_state, PLAN, saved.noises, saved.previous, saved.anew
+    )
+    return replace(one, start=decode_checkpoint(written)[0])

@@ -16,6 +16,7 @@ from services.gpu_worker.engine.rows import FromState, Task
 from services.gpu_worker.families import load_family
 from shared.domain.types import Size
 from shared.models import find_card
+from tests.unit.gpu_worker.engine.conftest import drive, finished, resumed, solo, task
 from tests.unit.gpu_worker.families.conftest import LoadTiny, a_task, drawn
 
 NAMES = ["sd3", "sd3-without-t5", "flux-dev", "flux-schnell", "sana"]
@@ -70,6 +71,22 @@ def test_a_mix_of_sizes_is_one_forward_pass_and_equals_groups(
         alone = drawn(tiny_family(name), one)[one.id]
         np.testing.assert_allclose(together[one.id].latent, alone.latent, atol=1e-4)
         assert together[one.id].steps_run == alone.steps_run
+
+
+@pytest.mark.parametrize("name", ["sd3", "flux-dev", "sana"])
+def test_a_row_resumed_beside_other_sizes_equals_its_uninterrupted_run(
+    name: str, packed: Callable[..., Any], tiny_family: LoadTiny
+) -> None:
+    """Not bit-identical: patches of 2 × 2 tokens instead of 4 × 4, and other rows, round in another order."""
+    family = packed(name)
+    one = task("a", size=Size(32, 16), steps=6, guidance=2.0, checkpoint_every=2)
+    wide, tall, square = (task(str(size), size=size) for size in (Size(64, 32), Size(16, 24), Size(32, 32)))
+    again = resumed(one, drive(family, [(0, wide), (0, one)]))
+    with batches(family) as seen:
+        rest = finished(drive(family, [(0, tall), (0, again), (1, square)]))["a"]
+    assert len(seen) == 11  # square's steps: each a forward pass for all rows
+    assert rest.steps_run == 4
+    np.testing.assert_allclose(rest.latent, solo(tiny_family(name), one).latent, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["sd3", "flux-dev", "sana"])

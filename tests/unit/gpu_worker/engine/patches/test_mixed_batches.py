@@ -23,7 +23,7 @@ from shared.domain.types import Size
 from shared.models import find_card
 from shared.runtime.settings import Settings
 from tests.unit.gpu_worker.conftest import LoadFamily
-from tests.unit.gpu_worker.engine.conftest import drive, finished, solo, task
+from tests.unit.gpu_worker.engine.conftest import drive, finished, resumed, solo, task
 
 SIZES = [Size(64, 64), Size(96, 64), Size(64, 96), Size(96, 96)]
 
@@ -91,6 +91,22 @@ def test_any_mix_equals_runs_of_their_own(
     together = finished(drive(patched, crowd, max_rows))
     for _, one in crowd:
         np.testing.assert_allclose(together[one.id].latent, solo(load(0), one).latent, atol=1e-4)
+
+
+@pytest.mark.parametrize("sampler", ["", "dpm++2m"])
+def test_a_row_resumed_beside_other_sizes_equals_its_uninterrupted_run(
+    load: LoadFamily, patched: UNetFamily, sampler: str
+) -> None:
+    """Not bit-identical: sums over patches, and over other rows, round in another order."""
+    start = FromState(state(Size(96, 64), 3), 2, 0.5, noise_seed=3)
+    one = task("a", size=Size(96, 64), start=start, sampler=sampler, checkpoint_every=3)
+    beside = [task(str(size), size=size, guidance=1.0) for size in SIZES if size != one.size]
+    again = resumed(one, drive(patched, [(0, one), (0, beside[0])]))
+    with forwards(patched) as seen:
+        rest = finished(drive(patched, [(0, again), (0, beside[1]), (1, beside[2])]))["a"]
+    assert seen[:2] == [(2 * 24 + 24, 4, 4, 4), (2 * 24 + 24 + 36, 4, 4, 4)]
+    assert rest.steps_run == 5
+    np.testing.assert_allclose(rest.latent, solo(load(0), one).latent, atol=1e-4)
 
 
 def test_fifty_steps_stay_within_the_bound(load: LoadFamily, patched: UNetFamily) -> None:
