@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.gpu_worker.engine.patches import patched_model
+from services.gpu_worker.engine.patches.layout import Layout, Shape, layout_of
 from services.gpu_worker.engine.rows import FromState, Task
 from services.gpu_worker.families import load_family
 from services.gpu_worker.families.unet import UNetFamily
@@ -114,6 +116,24 @@ def test_fifty_steps_stay_within_the_bound(load: LoadFamily, patched: UNetFamily
     together = finished(drive(patched, [(0, one) for one in crowd]))
     for one in crowd:
         np.testing.assert_allclose(together[one.id].latent, solo(load(0), one).latent, atol=1e-4)
+
+
+def test_the_layout_is_computed_once_per_change_of_the_batch(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[list[Shape]] = []
+
+    def counted(shapes: Sequence[Shape], side: int) -> Layout:
+        computed.append(list(shapes))
+        return layout_of(shapes, side)
+
+    monkeypatch.setattr(patched_model, "layout_of", counted)
+    family = load_family(find_card(str(tiny_folder / "large")), layout="patches")
+    crowd = [task(str(size), size=size, guidance=1.0, steps=5) for size in SIZES[:3]]
+    with forwards(family) as seen:
+        drive(family, zip([0, 0, 3], crowd, strict=True))
+    assert seen == [(16 + 24, 4, 4, 4)] * 3 + [(16 + 24 + 24, 4, 4, 4)] * 2 + [(1, 4, 24, 16)] * 3
+    assert computed == [[(16, 16), (16, 24)], [(16, 16), (16, 24), (24, 16)]]
 
 
 def test_images_that_patches_do_not_fill_run_in_a_batch_of_their_size(load: LoadFamily, patched: UNetFamily) -> None:
