@@ -21,6 +21,8 @@ from shared.domain.errors import ModelError
 FILE = "step_reuse.json"
 UNETS = ("unet",)
 TRANSFORMERS = ("sd3", "flux", "sana")
+LEAST_IMAGES = 256
+"""Images on which quality must be judged before reuse counts as shown to keep it."""
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -62,6 +64,12 @@ class StepReuse:
         limits = self.limits[block][rows, np.searchsorted(self.times, times)]
         found: Mask = (in_a_row < self.most) & (moved <= limits)
         return found
+
+    @property
+    def images(self) -> int:
+        """Return the number of images on which the profile judged the quality; 0: not known."""
+        found = self.quality.get("images")
+        return found if isinstance(found, int) else 0
 
     @cached_property
     def key(self) -> str:

@@ -28,7 +28,7 @@ from services.gpu_worker.families.pipeline import PipelineFamily
 from shared.domain.errors import InvalidRequestError
 from shared.domain.types import Size, vector_from
 from shared.models import ModelCard
-from shared.models.step_reuse import FILE, TRANSFORMERS, UNETS, StepReuse, reuse_to_json
+from shared.models.step_reuse import FILE, LEAST_IMAGES, TRANSFORMERS, UNETS, StepReuse, reuse_to_json
 from shared.runtime.progress import shown
 from shared.runtime.settings import Settings
 
@@ -80,6 +80,9 @@ def profile_reuse(profiler: Profiler, count: int, settings: Settings, out: Path,
     """Train the forest on `count` images, choose N and the output's change on `count` others; write it to `out`."""
     family = profiler.family
     assert isinstance(family, PipelineFamily)
+    if count < LEAST_IMAGES:
+        few = f"Reuse between steps: quality is judged on {count} images; to serve, {LEAST_IMAGES} are needed"
+        console.print(Text(few, style="yellow"))
     family.reuse_blocks(None)
     pairs = list(profiler.pairs(count, 0, "reuse"))
     with shown(console) as bar, torch.inference_mode():

@@ -27,6 +27,7 @@ from shared.domain.truncation import undrawn
 from shared.domain.types import Size
 from shared.models import ModelCard
 from shared.models.checkpoint import INDEX, left_out, read_json
+from shared.models.step_reuse import LEAST_IMAGES
 from shared.runtime.telemetry import log
 
 
@@ -116,6 +117,8 @@ class PipelineFamily(ABC):
         self._reuse: BlockReuse | None = None
         if card.step_reuse is not None and not batch_invariant:
             log("gpu_worker").info("blocks are reused", model=card.name, most=card.step_reuse.most)
+            if (images := card.step_reuse.images) < LEAST_IMAGES:
+                log("gpu_worker").warning("reuse was judged on few images", model=card.name, images=images)
         if (card.step_reuse is not None and not batch_invariant) or self.region_side:
             self.reuse_blocks(card.step_reuse)
         for module in self._modules.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from shared.domain.errors import InvalidRequestError
 from shared.domain.types import vector_bytes
 from shared.models import find_card
 from shared.models.card_lookup import card_for
-from shared.models.step_reuse import FILE, StepReuse, reuse_from_json
+from shared.models.step_reuse import FILE, LEAST_IMAGES, StepReuse, reuse_from_json
 from shared.runtime.settings import Settings
 from tests.unit.gpu_worker.engine.conftest import solo, task
 
@@ -90,9 +91,10 @@ def test_a_profile_is_written_beside_the_weights_and_used(
     shutil.copytree(tiny_folder / "large", folder)
     settings = Settings(device="cpu", data_dir=tmp_path, step_reuse="auto")
     family = load_family(find_card(str(folder)))
-    console = Console(quiet=True)
+    console = Console(file=StringIO(), record=True, width=120)
     profiler = Profiler(family, OneVector(), None, [], 6)  # type: ignore[arg-type]
     found = profiled.profile_reuse(profiler, 2, settings, tmp_path, console)
+    assert "quality is judged on 2 images; to serve, 256 are needed" in console.export_text()
     assert found.quality["clip_ratio"] == pytest.approx(1.0)
     assert found.quality["reused"] > 0
     assert reuse_from_json(json.loads((tmp_path / FILE).read_text())).key == found.key
@@ -102,11 +104,15 @@ def test_a_profile_is_written_beside_the_weights_and_used(
     assert [(each["event"], each["model"]) for each in said] == [("blocks are not reused", "large")]
     profiled.store_beside(found, family.card, console)
     card = card_for(str(folder), settings)
-    reusing = load_family(card)
+    with structlog.testing.capture_logs() as said:
+        reusing = load_family(card)
+    assert ("reuse was judged on few images", 2) in [(each["event"], each.get("images")) for each in said]
     assert isinstance(reusing, PipelineFamily)
     assert not np.array_equal(solo(reusing, task()).latent, solo(family, task()).latent)
     # bits must not depend on the batch, so nothing is reused
-    invariant = load_family(card, batch_invariant=2)
+    with structlog.testing.capture_logs() as said:
+        invariant = load_family(card, batch_invariant=2)
+    assert said == []
     plain = load_family(find_card(str(folder)), batch_invariant=2)
     np.testing.assert_array_equal(solo(invariant, task()).latent, solo(plain, task()).latent)
 
@@ -166,6 +172,6 @@ def test_the_bundled_large_model_ships_a_forest_that_kept_the_bounds() -> None:
     assert card.step_reuse is not None
     assert card.step_reuse.most > 0
     quality = card.step_reuse.quality
-    assert quality["images"] >= 256
+    assert card.step_reuse.images == quality["images"] >= LEAST_IMAGES
     assert quality["clip_ratio"] >= 0.99
     assert quality["attributes"] >= -0.01
