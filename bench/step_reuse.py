@@ -50,6 +50,7 @@ from shared.domain.types import Size
 from shared.models import find_card
 from shared.models.quality import Pixels
 from shared.models.step_reuse import StepReuse
+from shared.runtime.progress import Remaining
 
 WAYS = ("nothing", "images", "patches", "batch")
 OTHER_SEED = 1_000_000
@@ -129,11 +130,12 @@ def _of_layout(profiler: Profiler, options: argparse.Namespace, layout: str) -> 
     ways = {name: policy for name, policy in ways.items() if name in options.ways}
     asked = list(profiler.pairs(options.count, 0, f"{options.seed}/asked"))
     sizes = profiler.family.card.sizes.sizes or (profiler.family.card.default_size,)
+    left = Remaining(f"{layout}, runs of one size", len(sizes) * (len(ways) + 2))
     return {
         "limits": found.limits.size,
         "decide_10000_ms": 1000 * decide_s(found),
         "agrees": _agrees(found, rows, changed, options.change),
-        "sizes": {str(size): _of_size(profiler, asked, size, ways, options) for size in sizes},
+        "sizes": {str(size): _of_size(profiler, asked, size, ways, options, left) for size in sizes},
     }
 
 
@@ -161,12 +163,18 @@ def _agrees(found: StepReuse, rows: Measured, changed: Floats, change: float) ->
 
 
 def _of_size(
-    profiler: Profiler, pairs: Sequence[ScenePair], size: Size, ways: Mapping[str, Policy], options: argparse.Namespace
+    profiler: Profiler,
+    pairs: Sequence[ScenePair],
+    size: Size,
+    ways: Mapping[str, Policy],
+    options: argparse.Namespace,
+    left: Remaining,
 ) -> dict[str, Any]:
     plain = _run(profiler, pairs, size, None)
     others = [replace(pair, after_seed=pair.after_seed + OTHER_SEED) for pair in pairs]
     reference = _features(profiler, _run(profiler, others, size, None).images)
     own = _features(profiler, plain.images)
+    left.advance(2)
     _, changed = recorded(profiler, pairs[:4], 1, lambda: None, size)
     before = scores(profiler, pairs, plain.images)
     steps = options.steps * len(pairs)
@@ -178,6 +186,7 @@ def _of_size(
     }
     for name, policy in ways.items():
         run = _run(profiler, pairs, size, policy)
+        left.advance()
         after = scores(profiler, pairs, run.images)
         figures["ways"][name] = {
             "step_ms": 1000 * run.seconds / steps,
