@@ -1,4 +1,4 @@
-"""The attacker of `bench.probing` finds what gives a bit away, and nothing where nothing does."""
+"""The attacker of `bench.probing` finds what gives a bit away, and nothing where nothing does; thresholds are drawn."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from bench.probing.drawn_thresholds import LEAST, threshold
 from bench.probing.guessing import Trial, calibration, guessed, wilson
 
 
@@ -29,3 +30,12 @@ def test_wilsons_interval_holds_the_share_and_shrinks() -> None:
     assert wilson(0, 100)[0] == pytest.approx(0.0, abs=1e-9)
     low, high = wilson(5000, 10_000)
     assert high - low < 0.02
+
+
+def test_a_threshold_is_drawn_once_for_each_entry_and_tenant_over_the_whole_range() -> None:
+    drawn = [threshold(f"entry-{number}", "rival", 1.4) for number in range(1000)]
+    assert drawn == [threshold(f"entry-{number}", "rival", 1.4) for number in range(1000)]
+    assert drawn != [threshold(f"entry-{number}", "acme", 1.4) for number in range(1000)]
+    assert LEAST <= min(drawn) < 0.67
+    assert 1.38 < max(drawn) <= 1.4
+    assert sum(one > 1.0 for one in drawn) / 1000 == pytest.approx(0.4 / 0.75, abs=0.05)
