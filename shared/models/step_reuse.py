@@ -68,7 +68,16 @@ class StepReuse:
     @property
     def images(self) -> int:
         """Return the number of images on which the profile judged the quality; 0: not known."""
-        found = self.quality.get("images")
+        return self._judged("images")
+
+    @property
+    def steps(self) -> int:
+        """Return the T at which the profile judged the quality; 0: not known. With fewer steps an image changes more
+        from step to step, and reuse damages it."""
+        return self._judged("steps")
+
+    def _judged(self, name: str) -> int:
+        found = self.quality.get(name)
         return found if isinstance(found, int) else 0
 
     @cached_property

@@ -91,7 +91,7 @@ def profile_reuse(profiler: Profiler, count: int, settings: Settings, out: Path,
         plain = generated(profiler, pairs, lambda: advance(1))
         found = choose(profiler, pairs, plain, rows, changed, lambda: advance(1))
     found = replace(found, layout=settings.layout, patch_px=settings.patch_px)
-    family.reuse_blocks(family.card.step_reuse)  # as the other measurements of this command run
+    family.reuse_as_profiled()  # as the other measurements of this command run
     (out / FILE).write_text(json.dumps(reuse_to_json(found)) + "\n", encoding="utf-8")
     tried = found.quality["tried"]
     kept = f"at most {found.most} in a row" if found.most else "none: no number of reuses kept the quality"

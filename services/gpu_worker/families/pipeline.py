@@ -115,12 +115,13 @@ class PipelineFamily(ABC):
         self.auto = AutoLayout(mixed, choice or LayoutChoice(), device) if mixed and layout == "auto" else None
         self._patched, self._mixed = mixed, self.auto or mixed
         self._reuse: BlockReuse | None = None
-        if card.step_reuse is not None and not batch_invariant:
-            log("gpu_worker").info("blocks are reused", model=card.name, most=card.step_reuse.most)
-            if (images := card.step_reuse.images) < LEAST_IMAGES:
-                log("gpu_worker").warning("reuse was judged on few images", model=card.name, images=images)
-        if (card.step_reuse is not None and not batch_invariant) or self.region_side:
-            self.reuse_blocks(card.step_reuse)
+        self._forest = found = None if batch_invariant else card.step_reuse
+        if found is not None:
+            log("gpu_worker").info("blocks are reused", model=card.name, most=found.most, from_steps=found.steps)
+            if found.images < LEAST_IMAGES:
+                log("gpu_worker").warning("reuse was judged on few images", model=card.name, images=found.images)
+        if found is not None or self.region_side:
+            self.reuse_as_profiled()
         for module in self._modules.values():
             module.requires_grad_(False)
         text = [module for name, module in self._modules.items() if name.startswith("text_encoder")]
@@ -229,15 +230,20 @@ class PipelineFamily(ABC):
             return self._mixed.denoise(passes, forward)
         return denoise_by_shape(passes, forward, self._batch_invariant)
 
-    def reuse_blocks(self, policy: Policy | None) -> BlockReuse:
-        """Reuse outputs of the denoiser's blocks between steps, as `policy` decides; None: compute all blocks."""
+    def reuse_blocks(self, policy: Policy | None, least_steps: int = 0) -> BlockReuse:
+        """Reuse outputs of the denoiser's blocks between steps, as `policy` decides; None: compute all blocks.
+        least_steps: T of the shortest runs that it decides about."""
         if self._reuse is None:
             current = Current() if self._patched is None else self._patched.current
             self._reuse = BlockReuse(self.denoiser, current)
-        self._reuse.policy = policy
+        self._reuse.policy, self._reuse.least_steps = policy, least_steps
         if self._patched is not None and self.auto is None:
             self._patched.always_cut = policy is not None and self._patched.per_patch
         return self._reuse
+
+    def reuse_as_profiled(self) -> None:
+        """Reuse blocks as the card's forest decides, in runs of the T at which it was judged or more."""
+        self.reuse_blocks(self._forest, self._forest.steps if self._forest else 0)
 
     def decode(self, latent: Tensor) -> Pixels:
         # decode one image at a time, so that its bits do not depend on images that finish in the same step

@@ -114,8 +114,8 @@ class Models(Section):
         "off",
         description="Reuse of block outputs between steps: off computes every block in every step; auto skips blocks "
         "for images, or patches, whose input hardly changed, where `afterimage profile --reuse` wrote step_reuse.json "
-        "beside the weights (for family unet with this layout and patch_px). Families unet, sd3, flux and sana; "
-        "batch_invariant keeps it off.",
+        "beside the weights (for family unet with this layout and patch_px), in requests of at least as many "
+        "steps as it was judged at. Families unet, sd3, flux and sana; batch_invariant keeps it off.",
     )
     regions: Literal["off", "on"] = Field(
         "off",

@@ -65,6 +65,8 @@ class _Call:
     done: Ints
     rows: Sequence[Row]
     """Row of each patch."""
+    may_reuse: npt.NDArray[Any]
+    """(P,): which patches the policy decides about."""
     most: Ints
     """(P,): reuses in a row that are allowed whatever the policy decides: patches that the next step replaces."""
     shares: list[npt.NDArray[Any]]
@@ -96,6 +98,8 @@ class BlockReuse:
     current: Current = field(default_factory=Current)
     """The batch of patches that runs; without one the denoiser runs whole images."""
     policy: Policy | None = None
+    least_steps: int = 0
+    """T from which the policy decides; a run of fewer steps computes all blocks."""
     observe: Observe | None = None
     counts: Counts = field(default_factory=Counts)
     _call: _Call | None = None
@@ -113,14 +117,15 @@ class BlockReuse:
         """
 
         def run(latents: Tensor, timesteps: Tensor, encodings: Sequence[PromptEncoding], rows: Sequence[Row]) -> Tensor:
-            if self.policy is None and not any(row.region is not None for row in rows):
+            if not any(self._may_reuse(row) or row.region is not None for row in rows):
                 for row in rows:  # frees what a region kept
                     row.blocks.clear()
                 return forward(latents, timesteps, encodings, rows)
             batch = self.current.batch
             squares = [0] * len(rows) if batch is None else batch.squares
             try:
-                self._call = call = _call_of(latents, timesteps, encodings, rows, squares)
+                may_reuse = np.array([self._may_reuse(row) for row in rows])
+                self._call = call = _call_of(latents, timesteps, encodings, rows, squares, may_reuse)
                 output = forward(latents, timesteps, encodings, rows)
                 _count(call)
                 return output
@@ -134,6 +139,9 @@ class BlockReuse:
             return forward(latents, timesteps, encodings, rows)
 
         return run
+
+    def _may_reuse(self, row: Row) -> bool:
+        return self.policy is not None and row.task.steps >= self.least_steps
 
     def _run(self, number: int, whole: Callable[..., Tree], names: Sequence[str], compared: Sequence[str],
              *given: Any, **named: Any) -> Tree:  # fmt: skip
@@ -161,14 +169,15 @@ class BlockReuse:
     def _decided(self, number: int, call: _Call, known: Saved, places: Ints, inputs: Tree) -> npt.NDArray[Any]:
         """Return which of the Common patches at `places` reuse the block's output."""
         held = known.in_a_row[places] < call.most[places]
-        if self.policy is None or not len(places):
+        if self.policy is None or not call.may_reuse[places].any():
             return held
         before, ids = known.inputs, call.ids
         if len(places) < len(ids):
             at = Places(ids, places)
             inputs, before, ids = select(inputs, at), select(before, at), tuple(ids[place] for place in places)
         moved = changes(inputs, before, ids)
-        return held | self.policy.reused(number, call.timesteps[places], known.in_a_row[places], moved)
+        decided = self.policy.reused(number, call.timesteps[places], known.in_a_row[places], moved)
+        return held | (decided & call.may_reuse[places])
 
     def _computed(
         self, whole: Callable[..., Tree], arguments: dict[str, Any], inputs: Tree, call: _Call,
@@ -234,6 +243,7 @@ def _call_of(
     encodings: Sequence[PromptEncoding],
     rows: Sequence[Row],
     squares: Sequence[int],
+    may_reuse: npt.NDArray[Any],
 ) -> _Call:
     """Find the cache of each pass on its row; caches of passes that no longer run are dropped. squares: of each row."""
     shape, numbers = tuple(latents.shape[1:]), dict[tuple[int, int], int]()
@@ -248,7 +258,8 @@ def _call_of(
         row.blocks = {encoding: cache for (owner, encoding), cache in caches.items() if owner == id(row)}
     done = np.array([row.done for row in rows], dtype=np.int64)
     most = _held_most(rows, [number for _, number, *_ in ids]) if any(squares) else np.zeros_like(done)
-    return _Call(tuple(ids), list(caches.values()), timesteps.float().cpu().numpy(), done, rows, most, [])
+    times = timesteps.float().cpu().numpy()
+    return _Call(tuple(ids), list(caches.values()), times, done, rows, may_reuse, most, [])
 
 
 def _held_most(rows: Sequence[Row], numbers: Sequence[int]) -> Ints:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,18 @@ def test_at_most_n_reuses_in_a_row(reusing: UNetFamily) -> None:
     drive(reusing, [(0, task(guidance=1.0))])
     first = [in_a_row.max() for block, in_a_row, _ in policy.asked if block == 0]
     assert first == [0, 1, 2, 0, 1, 2, 0, 1, 2]
+
+
+def test_a_run_of_fewer_steps_than_the_forest_was_judged_at_computes_all_blocks(reusing: UNetFamily) -> None:
+    short, long = replace(task(guidance=1.0), id="short", steps=STEPS - 1), task(guidance=1.0)
+    reusing.reuse_blocks(None)
+    plain = latents(reusing, [(0, short)])
+    reusing.reuse_blocks(always(), least_steps=STEPS)
+    alone, both = (finished(drive(reusing, [(0, each) for each in some])) for some in ([short], [short, long]))
+    for found in (alone, both):
+        assert found["short"].skipped == 0.0
+        np.testing.assert_allclose(found["short"].latent, plain["short"], atol=1e-5)
+    assert both["a"].skipped == pytest.approx((STEPS - 1) / STEPS)
 
 
 def test_equal_inputs_have_no_change(reusing: UNetFamily) -> None:
