@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Protocol
 
 from services.gateway.finish import Fleet, Standalones, check_in_time, finish_s, wait_and_slowdown
@@ -73,8 +74,21 @@ def lanes_for(request: Request, card: ModelCard, served: Mapping[str, ModelCard]
     return lanes | ({refine_lane(request.modality): models} if len(models) > 1 else {})
 
 
+@dataclass(frozen=True)
+class Coming:
+    """An image that is accepted soon: its row is not written yet."""
+
+    tenant: str
+    lane: str
+    seconds: float
+    """Predicted, alone."""
+
+
 class Predictor:
-    """The predicted finish of new requests that have a deadline."""
+    """The predicted finish of new requests that have a deadline.
+
+    Requests that come at once do not find each other in the catalog yet. So each counts those that came before it.
+    """
 
     def __init__(
         self,
@@ -87,23 +101,54 @@ class Predictor:
         """served: the models of images. unable: returns the models that no worker can run soon."""
         self._lanes, self._served, self._standalones = lanes, served, standalones
         self._fleet, self._unable = fleet, unable
+        self._coming: dict[str, Callable[[], Sequence[Coming]]] = {}
+        """Returns the images of each request, by its first job's id, in the order in which the requests came."""
 
-    async def ahead(self, request: Request, card: ModelCard) -> Ahead | None:
-        """Return what the request finds; None where its plan follows no deadline."""
+    def comes(self, first_id: str, requests: Sequence[Request], card: ModelCard) -> None:
+        """Count these images until `came`, at first as if the model asked for ran all of their steps."""
+
+        def as_asked() -> list[Coming]:  # computed for those with a deadline alone
+            lane, fleet, noise = lane_of(card.name), self._fleet(card.name, ""), Plan(PlanSource.NOISE, card.name)
+            return [Coming(one.tenant, lane, self._standalones.plan_s(one, noise, fleet)) for one in requests]
+
+        self._coming[first_id] = as_asked
+
+    def came(self, first_id: str) -> None:
+        """Count the images no longer: their rows are written, or they were refused."""
+        self._coming.pop(first_id, None)
+
+    async def _backlog(self, lane: str, tenant: str, first_id: str) -> Backlog:
+        """Return what the request with this first job finds in the lane; any id that nobody has: a new request."""
+        found = await self._lanes.backlog(lane, tenant)
+        before = takewhile(lambda each: each[0] != first_id, self._coming.items())
+        of_each: dict[str, list[float]] = {}
+        for one in (image for _, images in before for image in images() if image.lane == lane):
+            of_each.setdefault(one.tenant, []).append(one.seconds)
+        most = found.queued + len(of_each.get(tenant, ())) + 1  # of another tenant, by fair shares (found_by)
+        some = [seconds for name, each in of_each.items() for seconds in (each if name == tenant else each[:most])]
+        return _behind(found, len(some), sum(some))
+
+    async def ahead(self, request: Request, card: ModelCard, first_id: str = "") -> Ahead | None:
+        """Return what the request finds; None where its plan follows no deadline. first_id: as in `comes`."""
         if request.deadline_s is None or request.names_start:
             return None
         lanes = lanes_for(request, card, self._served)
-        backlogs = {lane: await self._lanes.backlog(lane, request.tenant) for lane in lanes}
+        backlogs = {lane: await self._backlog(lane, request.tenant, first_id) for lane in lanes}
         return Ahead(request, card, lanes, backlogs, self._standalones, self._fleet, self._unable())
 
-    async def predicted(self, jobs: Sequence[Job], ahead: Ahead | None, *, refuse: bool) -> list[Job]:
+    async def predicted(self, jobs: Sequence[Job], *, refuse: bool) -> list[Job]:
         """Return the jobs with their predicted finish, where their request has a deadline. refuse: raise LateError for
-        one that is predicted late."""
-        found, before, before_s, known = list[Job](), 0, 0.0, {} if ahead is None else ahead.backlogs
+        one that is predicted late. The lanes are read again: planning took its time."""
+        found, before, before_s, known = list[Job](), 0, 0.0, dict[str, Backlog]()
+        first_id = jobs[0].id
+        if first_id in self._coming:
+            planned = [Coming(job.request.tenant, job.lane, job.standalone_s) for job in jobs if not job.state.final]
+            self._coming[first_id] = lambda: planned
         for job in jobs:
             if job.request.deadline_s is not None and job.standalone_s and not job.state.final:
-                backlog = known.get(job.lane) or await self._lanes.backlog(job.lane, job.request.tenant)
-                behind = _behind(backlog, before, before_s)
+                if job.lane not in known:
+                    known[job.lane] = await self._backlog(job.lane, job.request.tenant, first_id)
+                behind = _behind(known[job.lane], before, before_s)
                 predicted_s = finish_s(job.standalone_s, behind, self._fleet(job.plan.model, job.lane))
                 if refuse:
                     check_in_time(job.request, job.standalone_s, predicted_s, job.plan.soonest)

@@ -111,7 +111,7 @@ class Intake:
             durable = durable or any(picture for _, _, picture in images)
             rows, created = await self._written([job for job, _, _ in images], caller, body, durable=durable)
         finally:
-            self._arrived(requests)
+            self._arrived(requests, job_ids)
         if uploaded is not None and not created:
             await self._uploads.drop(requests)
         confirmed = [await self._announce(row, previews) if created else row.promised for row in rows]
@@ -135,7 +135,7 @@ class Intake:
             requests = [replace(request, upload=uploaded.of_job("")) for request in requests]
         ahead = await self._predictor.ahead(requests[0], card)
         planned = await self._lookup.plan(requests, card, dry_run=True, ahead=ahead, warnings=said)
-        return await self._predictor.predicted([self._job("", one, b"") for one in planned], ahead, refuse=False)
+        return await self._predictor.predicted([self._job("", one, b"") for one in planned], refuse=False)
 
     async def close(self) -> None:
         self._uploads.close()
@@ -195,20 +195,22 @@ class Intake:
         await self.admission.admit(requests[0].tenant, len(requests), self._clock.monotonic())
         try:
             await self._tenants.admit(*_taken_by(requests))
-            ahead = await self._predictor.ahead(requests[0], card)
+            self._predictor.comes(job_ids[0], requests, card)
+            ahead = await self._predictor.ahead(requests[0], card, job_ids[0])
             planned = await self._lookup.plan(requests, card, ahead=ahead, warnings=said)
             pictures = [await self._stored_picture(one) for one in planned]
             if obstacle is not None and not all(pictures):
                 raise obstacle
             images = zip(job_ids, planned, pictures, strict=True)
             jobs = [self._job(job_id, one, picture) for job_id, one, picture in images]
-            jobs = await self._predictor.predicted(jobs, ahead, refuse=self._settings.refuse_late)
+            jobs = await self._predictor.predicted(jobs, refuse=self._settings.refuse_late)
         except BaseException:
-            self._arrived(requests)
+            self._arrived(requests, job_ids)
             raise
         return list(zip(jobs, planned, pictures, strict=True))
 
-    def _arrived(self, requests: Sequence[Request]) -> None:
+    def _arrived(self, requests: Sequence[Request], job_ids: Sequence[str]) -> None:
+        self._predictor.came(job_ids[0])
         self.admission.arrived(requests[0].tenant, len(requests))
         self._tenants.arrived(*_taken_by(requests))
 

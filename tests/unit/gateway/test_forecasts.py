@@ -9,6 +9,7 @@ import pytest
 from services.gateway.finish import Fleet, Standalones, finish_s
 from services.gateway.forecasts import Predictor, lanes_for
 from shared.catalog.jobs.lanes import Backlog
+from shared.domain.errors import LateError
 from shared.domain.forecasts import forecast_of
 from shared.domain.types import Job, JobState, Modality, Plan, PlanSource, Request, Size
 from shared.models import find_card
@@ -86,5 +87,37 @@ async def test_exact_repeats_of_the_same_request_delay_nothing() -> None:
     whole = Plan(PlanSource.NOISE, "large")
     new = Job("b", REQUEST, whole, JobState.QUEUED, lane="generate.large", standalone_s=2.0)
     done = replace(new, id="a", plan=repeat, state=JobState.SUCCEEDED, standalone_s=0.0)
-    (alone,) = await made.predicted([new], ahead, refuse=False)
-    assert await made.predicted([done, new], ahead, refuse=False) == [done, alone]
+    (alone,) = await made.predicted([new], refuse=False)
+    assert await made.predicted([done, new], refuse=False) == [done, alone]
+
+
+async def test_requests_that_come_at_once_find_each_other() -> None:
+    made, _ = await predictor()
+    new = Job("a", REQUEST, Plan(PlanSource.NOISE, "large"), JobState.QUEUED, lane="generate.large", standalone_s=2.0)
+
+    async def predicted(name: str) -> float:
+        (job,) = await made.predicted([replace(new, id=name)], refuse=False)
+        return job.predicted_s or 0.0
+
+    for name in "abc":
+        made.comes(name, [REQUEST], LARGE)
+    for name, jobs in (("a", 0), ("b", 1), ("c", 2), ("of nobody", 3)):
+        assert await predicted(name) == pytest.approx(finish_s(2.0, Backlog(jobs, 2.0 * jobs), FLEET))
+        ahead = await made.ahead(REQUEST, LARGE, name)
+        assert ahead is not None
+        assert ahead.backlogs["generate.large"].queued == jobs
+        assert ahead.backlogs["generate.small"].queued == 0
+    made.came("a")
+    assert await predicted("b") == pytest.approx(finish_s(2.0, Backlog(), FLEET))
+    with pytest.raises(LateError):
+        await made.predicted([replace(new, id="c", request=replace(REQUEST, deadline_s=2.1))], refuse=True)
+
+
+async def test_of_another_tenant_as_many_count_as_fair_shares_serve_before() -> None:
+    made, _ = await predictor()
+    others = [replace(REQUEST, tenant="other")] * 5
+    made.comes("theirs", others, LARGE)
+    made.comes("mine", [REQUEST], LARGE)
+    ahead = await made.ahead(REQUEST, LARGE, "mine")
+    assert ahead is not None
+    assert ahead.backlogs["generate.large"].queued == 1
