@@ -4,8 +4,9 @@ draining."""
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from statistics import median
 
 import torch
@@ -23,6 +24,7 @@ from shared.runtime.telemetry import log
 
 KEPT_STEPS = 64
 """Step times kept per model and batch size; reports carry their median."""
+FIRST_STEPS = 3
 RETRY_S = 1.0
 
 Serve = Callable[[Mapping[str, Family]], Awaitable[None]]
@@ -58,12 +60,13 @@ class Assignment:
         self.duty = self._wanted = ModelAssignment(self.served[0], frozenset({self.served[0]}), mode)
         self.step_s: dict[tuple[str, int], deque[float]] = defaultdict(lambda: deque(maxlen=KEPT_STEPS))
         """Seconds of a step by (model, rows)."""
+        self._counted = Counter[str]()
         self.pixels: dict[str, int] = {}
         """Pixels of each model's requests in one step that the memory holds, where they are known."""
         self._cannot: set[str] = set()
         self._unkept: set[str] = set()
         """Video models that have no room beside the loaded models."""
-        self._news = asyncio.Event()
+        self._news, self._measured_first = asyncio.Event(), asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._subscription: Subscription | None = None
 
@@ -114,8 +117,12 @@ class Assignment:
         return preferred(self.duty, self.served, self._models.families)
 
     def count(self, model: str, rows: int, seconds: float) -> None:
-        """Record the seconds of a step that ran."""
+        """Record the seconds of a step that ran. A model's first FIRST_STEPS are reported at once: until then gateways
+        predict from its profile, which may be of another machine."""
         self.step_s[model, rows].append(seconds)
+        self._counted[model] += 1
+        if self._counted[model] == FIRST_STEPS:
+            self._measured_first.set()
 
     # ---- following
 
@@ -229,7 +236,10 @@ class Assignment:
     async def _keep_reporting(self) -> None:
         while True:
             await self._report()
-            await asyncio.sleep(self._report_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._report_s):
+                    await self._measured_first.wait()
+            self._measured_first.clear()
 
     async def _report(self, *, leaving: bool = False) -> None:
         step_s = tuple((model, rows, median(seconds)) for (model, rows), seconds in sorted(self.step_s.items()))

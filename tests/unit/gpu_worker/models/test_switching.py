@@ -68,6 +68,15 @@ def drawn_with(job: Job) -> str:
     return job.result.model
 
 
+async def test_the_first_steps_of_a_model_are_reported_at_once(tmp_path: Path) -> None:
+    async with two_models(tmp_path, report_s=60.0) as (bench, reports):
+        bench.service._assignment._counted.clear()
+        await queued(bench, "large")
+        async with asyncio.timeout(10):
+            while not any(one.step_s for one in reports):
+                await asyncio.sleep(0.005)
+
+
 async def test_it_reports_what_it_measured_and_follows_an_assignment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
