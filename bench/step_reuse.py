@@ -88,7 +88,13 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=4, help="images that share a step")
     parser.add_argument("--change", type=float, default=0.03, help="largest change of an output that counts as small")
     parser.add_argument("--most", type=int, default=2, help="N: reuses in a row")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="what is reused")
+    parser.add_argument(
+        "--ways",
+        nargs="+",
+        choices=WAYS,
+        default=list(WAYS),
+        help="what is reused; without `nothing`, diffusers' caches are left out",
+    )
     parser.add_argument("--suffix", default="", help="end of the name of the results")
     parser.add_argument("--encoder", default="bundled:clip")
     parser.add_argument("--threads", type=int, default=1)

@@ -43,6 +43,7 @@ def _patch(most: float) -> None:
             hit for hit, entry in known if entry.tenant == tenant or hit.similarity >= threshold(entry.id, tenant, most)
         ]
 
+    assert callable(lookup.in_a_crowd)  # type: ignore[attr-defined]  # else nothing would be replaced
     lookup.in_a_crowd = above  # type: ignore[attr-defined]
 
 

@@ -70,8 +70,8 @@ def refused(rows: Sequence[Prompt], limit: int) -> list[bool]:
 
 
 def limited(rows: Sequence[Prompt], made: Sequence[Picture], limit: int) -> dict[str, float]:
-    """Return the shares of requests, and of hits on earlier images, that a limit refuses."""
-    hits = [one.plan.source is not PlanSource.NOISE for one in made]
+    """Return the shares of requests, and of the hits of `figures_of`, that a limit refuses."""
+    hits = [one.plan.source not in (PlanSource.NOISE, PlanSource.EXACT) for one in made]
     over = refused(rows, limit)
     return {
         "refused": sum(over) / len(over),

@@ -178,10 +178,9 @@ class Fleet:
     def serve(self, requests: Sequence[Timed]) -> Served:
         """Serve the requests in virtual time."""
         share = self._system.steps
-        counts = [round(share * one.steps) for one in requests]
         coming = [
-            replace(one, steps=steps, left=steps, drop_if_late=self._drop)
-            for one, steps in zip(reversed(requests), reversed(counts), strict=True)
+            replace(one, steps=(steps := round(share * one.steps)), left=steps, drop_if_late=self._drop)
+            for one in reversed(requests)
         ]
         while coming or self._boundaries:
             if coming and (not self._boundaries or coming[-1].since <= self._boundaries[0][0]):

@@ -81,7 +81,7 @@ def profile_reuse(profiler: Profiler, count: int, settings: Settings, out: Path,
     family = profiler.family
     assert isinstance(family, PipelineFamily)
     if count < LEAST_IMAGES:
-        few = f"Reuse between steps: quality is judged on {count} images; to serve, {LEAST_IMAGES} are needed"
+        few = f"Reuse between steps: {count} images are too few to show that quality stays; use --reuse {LEAST_IMAGES}"
         console.print(Text(few, style="yellow"))
     family.reuse_blocks(None)
     pairs = list(profiler.pairs(count, 0, "reuse"))

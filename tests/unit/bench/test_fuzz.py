@@ -1,12 +1,19 @@
-"""What `bench.fuzz` draws: messages that parse, all of their fields, and more than one message only of a stream."""
+"""What `bench.fuzz` draws, and that it reports a wrong status with the least call that ends so."""
 
 from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from typing import Any
 
 import pytest
 from google.protobuf import message_factory
 from hypothesis import given, settings
 
-from bench.fuzz import METHODS, Call, calls, messages
+from bench import fuzz
+from bench.fuzz import METHODS, Call, Calls, calls, messages
+from scripts.stack.servers import free_port
 
 
 @settings(max_examples=30)
@@ -28,3 +35,21 @@ def test_messages_parse_and_have_all_fields_in_time(name: str) -> None:
 
     drawn()
     assert seen == {field.name for field in kind.fields}
+
+
+def test_what_must_not_happen_is_shrunk_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answered(self: Calls, channel: Any, one: Call) -> tuple[str, str]:
+        return ("INTERNAL" if one.method == "Erase" else "OK"), "broken"
+
+    monkeypatch.setattr(Calls, "_call", answered)
+    monkeypatch.setattr(Calls, "_raw", lambda *_: asyncio.sleep(0))
+    monkeypatch.setattr(fuzz, "ROUND", 100)
+    found = fuzz._rounds(Calls("127.0.0.1:1", {}), argparse.Namespace(count=50, seed=1), os.getpid())
+    ((what, example),) = found["wrong"].items()
+    assert what.startswith("Erase: INTERNAL: broken")
+    assert example.count("Call(") == 1
+
+
+async def test_a_server_that_is_gone_is_reported() -> None:
+    with pytest.raises(AssertionError, match="no connection"):
+        await Calls(f"127.0.0.1:{free_port()}", {}).together([], b"no gRPC")

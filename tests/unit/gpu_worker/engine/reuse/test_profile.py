@@ -94,7 +94,7 @@ def test_a_profile_is_written_beside_the_weights_and_used(
     console = Console(file=StringIO(), record=True, width=120)
     profiler = Profiler(family, OneVector(), None, [], 6)  # type: ignore[arg-type]
     found = profiled.profile_reuse(profiler, 2, settings, tmp_path, console)
-    assert "quality is judged on 2 images; to serve, 256 are needed" in console.export_text()
+    assert "2 images are too few to show that quality stays; use --reuse 256" in console.export_text()
     assert found.quality["clip_ratio"] == pytest.approx(1.0)
     assert found.quality["reused"] > 0
     assert reuse_from_json(json.loads((tmp_path / FILE).read_text())).key == found.key
