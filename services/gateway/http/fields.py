@@ -59,6 +59,7 @@ class ImageFields(Fields):
     cache: Literal["auto", "read", "write", "off"] | None = None
     scope: Literal["private", "tenant", "public"] | None = Field(None, description="Who may start from this image.")
     deadline_s: float | None = Field(None, description="Seconds after acceptance.")
+    slo: Text | None = Field(None, description="A class of deadlines (slo_classes), in place of `deadline_s`.")
     priority: int | None = Field(None, ge=-100, le=100)
     savings: float | None = Field(None, description="0: best quality, 1: most steps saved.")
     variation: Literal["auto", "same", "new"] | None = None
@@ -115,6 +116,7 @@ class VideoFields(BaseModel):
     cache: Literal["auto", "read", "write", "off"] | None = None
     scope: Literal["private", "tenant", "public"] | None = None
     deadline_s: float | None = None
+    slo: Text | None = None
     priority: int | None = Field(None, ge=-100, le=100)
     savings: float | None = None
     variation: Literal["auto", "same", "new"] | None = None

@@ -50,6 +50,7 @@ def _common(fields: ImageFields | VideoFields) -> RequestFields:
         "cache": fields.cache,
         "scope": fields.scope,
         "deadline_s": fields.deadline_s,
+        "slo": fields.slo,
         "priority": fields.priority,
         "savings": fields.savings,
         "variation": fields.variation,

@@ -45,6 +45,7 @@ IMAGES = "/v1/images/generations"
         ("response_format", "file", "response_format"),
         ("partial_images", 1, "partial_images"),
         ("deadline_s", 0, "deadline_s"),
+        ("slo", "fast", "slo"),
         ("savings", 2, "savings"),
         ("variation", "none", "variation"),
         ("scope", "public", "scope"),

@@ -51,6 +51,16 @@ async def test_several_images_in_another_format(sdk: openai.AsyncOpenAI) -> None
     assert answer.output_format == "jpeg"
 
 
+async def test_a_request_names_a_class_of_deadlines(http: httpx.AsyncClient, served: House) -> None:
+    asked: dict[str, Any] = {"prompt": "a fox", "slo": "loose", "num_inference_steps": 5}
+    image = await http.post("/v1/images/generations", json={**asked, "model": "small"})
+    clip = await http.post("/v1/videos", json={**asked, "num_frames": 2})
+    for job_id in (image.json()["data"][0]["afterimage"]["job_id"], clip.json()["id"]):
+        request = (await served.client.get_job(job_id)).job.request
+        assert request.slo == "loose"
+        assert request.deadline_s
+
+
 async def test_a_format_that_a_gateway_cannot_write_is_refused(
     sdk: openai.AsyncOpenAI, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
