@@ -2,6 +2,7 @@
 
     python -m bench.layouts                      # bundled large: groups and patches
     python -m bench.layouts --model random-sd3   # a random transformer of width 384: groups and packed
+    python -m bench.layouts --fitted 12 --mixes 2 --rounds 1 --batches 3 --out out/quick    # does the command work?
 
 Three parts, all on one thread in seconds of processor time, which other work on the machine disturbs less:
 

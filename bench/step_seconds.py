@@ -1,6 +1,7 @@
 """Relative error of three predictors of a step's seconds, on random mixes of sizes (PatchedServe §6.1.2).
 
     python -m bench.step_seconds
+    python -m bench.step_seconds --mixes 10 --out out/quick    # does the command work?
 
 Each mix runs through the engine; its seconds are the median of three steps. On one thread they are seconds of processor
 time, which other work on the machine disturbs less. A fifth of the mixes is held out of every

@@ -1,6 +1,7 @@
 """Deadlines met by 1 to 8 workers in virtual time, ours and the paper's baselines (PatchedServe §8.1, Figs. 11–13).
 
     python -m bench.virtual_time.deadlines
+    python -m bench.virtual_time.deadlines --count 20 --workers 1 --loads .9 --out out/quick    # does the command work?
 
 Requests arrive at random (Poisson), each size of the model's card equally often, and must finish within 5 times their
 standalone time. The serving code decides who joins; ASSUMPTIONS lists what is simulated, and the results repeat it.
