@@ -25,7 +25,7 @@ from services.gateway.roster import Roster
 from services.gateway.served_models import Models
 from services.gateway.sweeper import Sweeper
 from services.gateway.uploads import Receiving
-from services.gateway.validation import image_count, page_size, page_token
+from services.gateway.validation import default_refused, image_count, page_size, page_token
 from shared.bus.hints import Hints
 from shared.domain.errors import AfterimageError, NotFoundError, PermissionDeniedError
 from shared.domain.identity import Rate, Role
@@ -36,7 +36,7 @@ from shared.runtime import rpc
 from shared.runtime.own_version import own_version
 from shared.runtime.rpc_types import state_from_proto
 from shared.runtime.settings import Settings
-from shared.runtime.telemetry import METRICS, counted_when_scraped
+from shared.runtime.telemetry import METRICS, counted_when_scraped, log
 from shared.service import Context
 from shared.service.door import actor_of, calling
 from shared.service.rates import Buckets
@@ -247,8 +247,11 @@ def _caller(context: Any) -> Caller:
 
 
 def _read_cards(settings: Settings) -> dict[str, ModelCard]:
-    """Return the cards of the served models; reads what their keys need once, not during the first request."""
+    """Return the cards of the served models; reads what their keys need once, not during the first request. Logs which
+    models' default requests the settings refuse."""
     cards = served_cards(settings)
     for card in cards.values():
         _ = card.weights_hash, card.reuse_key
+        if rule := default_refused(card, settings):
+            log(GatewayService.name).warning("default requests are refused", model=card.name, rule=rule)
     return cards

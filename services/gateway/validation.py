@@ -120,6 +120,16 @@ def seeds_of(request: Request, count: int) -> list[Request]:
     return [replace(request, seed=request.seed + number) for number in range(count)]
 
 
+def default_refused(card: ModelCard, settings: Settings) -> str:
+    """Return why these settings refuse a request that names neither size nor length nor steps; empty: they take it."""
+    try:
+        card.check(card.default_size, card.default_steps, card.default_guidance, most_steps=settings.max_steps)
+        check_work(card.default_size, card.frames.default, card.default_steps, settings)
+    except InvalidRequestError as error:
+        return str(error)
+    return ""
+
+
 def page_size(wanted: int) -> int:
     """Return the number of jobs per page: 1 to 1000; 0 means 50."""
     if wanted > 1000:

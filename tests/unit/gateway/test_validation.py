@@ -10,7 +10,7 @@ import pytest
 from protos import common_pb2 as pb
 from services.gateway.caller import caller_of, check_tenant
 from services.gateway.served_models import Models
-from services.gateway.validation import page_size, page_token, validate
+from services.gateway.validation import default_refused, page_size, page_token, validate
 from shared.domain.errors import InvalidRequestError
 from shared.domain.identity import Principal, Role
 from shared.domain.ids import new_id
@@ -86,6 +86,14 @@ def test_what_the_workers_memory_does_not_hold_is_refused_with_the_limit(modalit
     assert size(2048, fitting=0) == size(2048, most=2**22) == Size(2048, 2048)  # unknown, or an explicit setting
     with pytest.raises(InvalidRequestError, match=r"size: frames × pixels must be at most 4096 \(max_pixels\)"):
         size(1024, most=4096)
+
+
+def test_settings_that_refuse_default_requests_are_told_at_the_start() -> None:
+    clips = ModelCard(name="clips", default_size=Size(64, 64), frames=FrameRule(default=16, most=64))
+    assert default_refused(LARGE, Settings()) == default_refused(LARGE, Settings(max_pixels=64 * 64)) == ""
+    assert default_refused(LARGE, Settings(max_pixels=1000)).startswith("size: frames × pixels must be at most 1000")
+    assert default_refused(clips, Settings(max_pixels=64 * 64)).startswith("frames: frames × pixels must be at most")
+    assert default_refused(LARGE, Settings(max_steps=10)).startswith("steps: ")
 
 
 def test_zero_is_a_value_and_not_an_unset_field(settings: Settings) -> None:
