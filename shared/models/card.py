@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qsl
@@ -210,7 +210,7 @@ class ModelCard:
     def step_reuse(self) -> StepReuse | None:
         """Return the forest that decides which blocks are reused between steps; None: all are computed.
 
-        Logs why there is none although the settings ask for one."""
+        Logs why there is none although the settings ask for one, once per model and process."""
         if self.reuse_with is None:
             return None
         if self.is_noop or self.family not in (*UNETS, *TRANSFORMERS):
@@ -218,7 +218,7 @@ class ModelCard:
         else:
             found, why = read_step_reuse(self.folder, self.family, self.weights_hash, *self.reuse_with)
         if found is None:
-            log("step_reuse").warning("blocks are not reused", model=self.name, rule=why)
+            _say_not_reused(self.name, why)
         return found
 
     @property
@@ -320,6 +320,12 @@ def weights_folder(card: ModelCard) -> Path:
     if folder.exists() or not is_hub_id(card.path):
         raise ModelError(f"model {card.name!r}: no weights in {folder} (no model_index.json there)")
     return hub.checkpoint(card.path, card.name)
+
+
+@cache
+def _say_not_reused(model: str, why: str) -> None:
+    """Log this once per process, where each service has a card of its own."""
+    log("step_reuse").warning("blocks are not reused", model=model, rule=why)
 
 
 def noop_card(path: str) -> ModelCard:
