@@ -92,7 +92,11 @@ def profile(
         bool, Optional("--stitched", help="Start clips from the object of one clip and the background of another.")
     ] = False,
     mixes: Annotated[
-        int, Optional(min=0, help="Random mixes of sizes to measure, for scheduler=slack and layout=auto; 0: none.")
+        int,
+        Optional(
+            min=0,
+            help=f"Random mixes of sizes to measure, 0 or at least {LEAST_MIXES}, for scheduler=slack and layout=auto.",
+        ),
     ] = 0,
     reuse: Annotated[
         int, Optional(min=0, help="Images that train the forest of step_reuse=auto, and as many to check; 0: none.")
