@@ -108,10 +108,12 @@ def card_for(name_or_path: str, settings: Settings) -> ModelCard:
     """Return the card of a model that these settings name, with their dtype and sampler.
 
     `auto` is the card's own dtype, and float32 on a CPU, where half precision is slow or missing. Every service must
-    use this function, so that all of them agree on the CompatKey. Configurations of an unknown hub id are fetched."""
+    use this function, so that all of them agree on the CompatKey. Configurations of an unknown hub id are fetched.
+    Raise ModelError as `find_card`, and for a `patch_px` that does not fit the model."""
     card = find_card(name_or_path, data_dir=settings.data_dir)
     if not card.family:
         card = card_of_weights(hub.configurations(card.path, card.name), card.name, card.path)
+    _check_patch(card, settings)
     if settings.step_reuse == "auto" and not settings.batch_invariant:
         card = replace(card, reuse_with=(settings.layout, settings.patch_px))
     if settings.regions == "on" and card.family in UNETS:
@@ -121,6 +123,20 @@ def card_for(name_or_path: str, settings: Settings) -> ModelCard:
     if settings.dtype != "auto":
         return replace(card, dtype=settings.dtype)
     return replace(card, dtype="float32") if settings.device == "cpu" else card
+
+
+def check_patch(name: str, patch_px: int, multiple_px: int) -> None:
+    """Raise ModelError for patches that the levels of the model's UNet cannot halve. multiple_px: pixels of the
+    smallest patch that they can."""
+    if patch_px % multiple_px:
+        raise ModelError(f"patch_px: must be a multiple of {multiple_px} pixels for model {name!r} (got {patch_px})")
+
+
+def _check_patch(card: ModelCard, settings: Settings) -> None:
+    """Raise as `check_patch`, before anything is loaded. The weights of a hub id are checked when they are loaded."""
+    levels = len(read_json(Path(card.path) / "unet" / "config.json").get("up_block_types", ()))
+    if levels and settings.layout in ("patches", "auto") and card.family in UNETS and not settings.batch_invariant:
+        check_patch(card.name, settings.patch_px, card.vae_scale * 2 ** (levels - 1))
 
 
 def find_card(name_or_path: str, *, root: Path = BUNDLED, data_dir: Path | None = None) -> ModelCard:

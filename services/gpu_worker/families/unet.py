@@ -14,6 +14,7 @@ from services.gpu_worker.engine.rows import PromptEncoding, Row
 from services.gpu_worker.families.pipeline import PipelineFamily, load_pipeline, read_to, stacked
 from shared.domain.errors import ModelError
 from shared.models import ModelCard
+from shared.models.card_lookup import check_patch
 from shared.runtime.telemetry import log
 
 
@@ -40,9 +41,7 @@ class UNetFamily(PipelineFamily):
         Raises ModelError for a patch that the UNet's levels cannot halve.
         """
         cell_px, multiple = self._cell_px, 2**self.denoiser.num_upsamplers
-        if patch_px % (multiple * cell_px):
-            rule = f"must be a multiple of {multiple * cell_px} pixels for model {self.card.name!r} (got {patch_px})"
-            raise ModelError(f"patch_px: {rule}")
+        check_patch(self.card.name, patch_px, multiple * cell_px)
         side = patch_px // cell_px or patch_side(self.card.sizes, self.card.default_size, cell_px, multiple)
         patched = PatchedUNet(self.denoiser, side)
         log("gpu_worker").info("sizes share a batch", model=self.card.name, patch_px=side * cell_px)

@@ -48,6 +48,15 @@ def test_a_bundled_name_a_folder_and_a_hub_id(folder: Path) -> None:
     assert find_card("somebody/New-Model").path == "somebody/New-Model"
 
 
+def test_a_patch_that_the_levels_cannot_halve_is_refused_before_anything_is_loaded(folder: Path) -> None:
+    def named(**changes: Any) -> str:
+        return card_for(str(folder / "large"), Settings(**{"layout": "patches", "patch_px": 12} | changes)).name
+
+    with pytest.raises(ModelError, match=r"patch_px: must be a multiple of 8 pixels for model 'large' \(got 12\)"):
+        named()
+    assert named(patch_px=16) == named(layout="groups") == named(batch_invariant=2) == "large"
+
+
 def test_the_large_model_comes_first_and_the_small_ones_as_they_are_named(settings: Settings) -> None:
     smalls = "noop:?name=fast, noop:?name=faster"
     cards = served_cards(settings.model_copy(update={"large": "noop:", "small": smalls, "dtype": "float16"}))
