@@ -10,6 +10,7 @@ from services.gpu_worker.engine.family import Family
 from services.gpu_worker.engine.layout_choice import LayoutChoice
 from shared.domain.errors import ModelError
 from shared.models import ModelCard
+from shared.models.card_lookup import VIDEO
 from shared.runtime.telemetry import log
 
 __all__ = ["MODULES", "Family", "layout_of", "load_family", "mixed_layout"]
@@ -49,7 +50,8 @@ def load_family(
     """Load the card's weights (safetensors only) to run on `device`; `offload`: see families/offload.py.
 
     layout, patch_px, choice: see PipelineFamily; a family that does not take the layout runs one batch per size, and
-    logs that. Raises ModelError when the family is unknown, or when the weights are missing or of another family.
+    logs a warning, unless it is the video model. Raises ModelError when the family is unknown, or when the weights are
+    missing or of another family.
     """
     if card.family not in MODULES:
         raise ModelError(f"model {card.name!r}: family must be one of {', '.join(MODULES)} (got {card.family!r})")
@@ -57,7 +59,8 @@ def load_family(
     if layout != layout_of(card, layout, batch_invariant):
         got = f"batch_invariant {batch_invariant}, family {card.family}"
         rule = f"layout: {layout} needs batch_invariant 0 and a family of {', '.join(LAYOUTS[layout])} (got {got})"
-        log("gpu_worker").info("one batch per size", model=card.name, rule=rule)
+        say = log("gpu_worker").info if card.role == VIDEO else log("gpu_worker").warning  # clips keep groups anyway
+        say("one batch per size", model=card.name, rule=rule, runs="groups")
         layout = "groups"
     return load(
         card,

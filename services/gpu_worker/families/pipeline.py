@@ -175,12 +175,12 @@ class PipelineFamily(ABC):
     # common to all families
 
     def _one_pass(self, patch_px: int) -> PatchedModel | None:
-        """Return the denoiser that runs all sizes in one batch; None, and a line in the log, where it cannot."""
+        """Return the denoiser that runs all sizes in one batch; None, and a warning, where it cannot."""
         try:
             return self._mixing(patch_px)
         except ValueError as error:
             rule = f"layout: must be groups ({error})"
-            log("gpu_worker").info("one batch per size", model=self.card.name, rule=rule)
+            log("gpu_worker").warning("one batch per size", model=self.card.name, rule=rule, runs="groups")
             return None
 
     @property

@@ -35,8 +35,9 @@ async def _choice(profiles: Profiles, card: ModelCard, device: str) -> LayoutCho
     except AfterimageError as error:  # trials of single steps measure the ratio
         log("gpu_worker").warning("measured costs of layouts not read", model=card.name, error=str(error))
         costs = None
-    said = {"groups_won": round(costs.groups_won, 2)} if costs else {"rule": "groups until trials, no measured costs"}
-    log("gpu_worker").info("layout chosen by times", model=card.name, layout=layout, **said)
+    unmeasured = {"begins": "groups", "rule": f"no measured costs; single steps try {layout}"}
+    said = {"groups_won": round(costs.groups_won, 2)} if costs else unmeasured
+    log("gpu_worker").info("layout chosen by times", model=card.name, between=f"groups, {layout}", **said)
     return LayoutChoice(costs.ratio, costs.error) if costs else LayoutChoice()
 
 

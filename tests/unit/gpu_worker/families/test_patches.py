@@ -70,3 +70,4 @@ def test_a_unet_with_a_module_of_another_kind_keeps_groups(
     with structlog.testing.capture_logs() as said:
         load_family(find_card(str(saved("sdxl"))), layout="patches")
     assert [each["rule"] for each in said] == ["layout: must be groups (modules that do not run on patches: SiLU)"]
+    assert [each["log_level"] for each in said] == ["warning"]

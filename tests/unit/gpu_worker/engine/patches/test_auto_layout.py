@@ -135,6 +135,7 @@ async def test_costs_of_another_device_or_a_broken_file_do_not_count(auto: UNetF
         await catalog.close()
     mix = mix_of([((64, 64, 1), 2), ((96, 64, 1), 1)])
     assert [each["event"] for each in said] == ["the measured costs of layouts are ignored", "layout chosen by times"]
+    assert (said[-1]["begins"], said[-1]["between"]) == ("groups", "groups, patches")
     assert not choice.together(mix)
     assert shipped.together(mix)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +209,11 @@ def test_a_model_that_keeps_groups_says_so(path: str, batch_invariant: int, tiny
     card = find_card(path or str(tiny_folder / "large"))
     with structlog.testing.capture_logs() as said:
         load_family(card, layout="patches", batch_invariant=batch_invariant)
-    assert [(each["event"], each["model"]) for each in said] == [("one batch per size", card.name)]
+        load_family(replace(card, role="video"), layout="patches", batch_invariant=batch_invariant)
+    assert {(each["event"], each["model"], each["runs"]) for each in said} == {
+        ("one batch per size", card.name, "groups")
+    }
+    assert [each["log_level"] for each in said] == ["warning", "info"]  # clips keep groups whatever is set
 
 
 def test_the_bundled_model_over_its_four_sizes() -> None:
