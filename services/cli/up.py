@@ -70,7 +70,7 @@ def up(
     check_free(settings)  # before torch is imported
     with contextlib.ExitStack() as stack:
         out = wide()
-        out.print(f"[dim]loading {names}, which takes up to a minute …[/dim]", highlight=False)
+        out.print(f"[dim]loading {names}, which takes half a minute or more …[/dim]", highlight=False)
 
         def ready(process: Running) -> None:
             stack.enter_context(announced(process, settings))
