@@ -15,7 +15,7 @@ from shared.domain.types import Plan, Request, Soonest
 from shared.models import ModelCard
 from shared.models.k_table import Profiles
 from shared.models.latency import KIND
-from shared.models.standalone import Line, Standalone, line_through
+from shared.models.standalone import Line, Standalone, line_through, pixels_of
 from shared.runtime.telemetry import log
 
 REREAD_S = 30.0
@@ -46,12 +46,14 @@ def fleet_of(
     reports: Iterable[WorkerReported],
     standalone: Standalone | None,
     max_rows: int,
+    max_pixels: int = 0,
     *,
     refines: bool = False,
 ) -> Fleet:
     """Return the fleet that serves this model: by the live workers' reports, or one worker like the model's profile
     where none has reported. The workers assigned to the model consume its lane; without any, all that can run it count.
 
+    max_pixels: of a batch, where it is set; 0: what the workers' memory holds. Requests of the default size count.
     refines: of the lane `refine`, which workers of every model consume."""
     able = [one for one in reports if model == one.model or (model in one.serves and model not in one.cannot)]
     serving = able if refines else [one for one in able if one.model == model] or able
@@ -67,6 +69,9 @@ def fleet_of(
     line = line_through(step_s, 1) if step_s else UNKNOWN
     one_row_s = line.fixed_s + line.per_pixel_s if measured else 0.0
     rows = max((one.max_rows for one in serving), default=max_rows)
+    held = [pixels for one in serving for name, pixels in one.pixels if name == model and pixels]
+    if standalone is not None and (most := max_pixels or min(held, default=0)):
+        rows = min(rows, most // pixels_of(standalone.card))
     return Fleet(max(len(serving), 1), max(rows, 1), line, one_row_s)
 
 

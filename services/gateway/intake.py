@@ -234,7 +234,8 @@ class Intake:
 
     def _fleet(self, model: str, lane: str = "") -> Fleet:
         reports, refines = self._roster.reports(self._clock.monotonic()), lane == refine_lane()
-        return fleet_of(model, reports, self.standalones.of(model), self._settings.max_rows, refines=refines)
+        limits = self._settings.max_rows, self._settings.max_pixels
+        return fleet_of(model, reports, self.standalones.of(model), *limits, refines=refines)
 
     def _job(self, job_id: str, planned: Planned, picture: bytes) -> Job:
         assert planned.plan is not None

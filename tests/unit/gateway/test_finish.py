@@ -64,6 +64,15 @@ def test_reports_of_the_models_workers_count() -> None:
     assert scaled.slowdown(8) == pytest.approx(shipped.step_s(8) / shipped.step_s(1))
 
 
+def test_a_batch_has_no_more_rows_than_its_pixels_allow() -> None:
+    each, shipped = CARD.default_size.width * CARD.default_size.height, Standalone.of(CARD, None)
+    assert fleet_of(CARD.name, [], shipped, 8, 2 * each + 1).rows == 2
+    assert fleet_of(CARD.name, [], shipped, 8, each - 1).rows == 1
+    assert fleet_of(CARD.name, [], shipped, 8).rows == 8
+    little = WorkerReported("a", "cpu", CARD.name, 0, 4, serves=(CARD.name,), pixels=((CARD.name, 3 * each), ("b", 1)))
+    assert fleet_of(CARD.name, [little], shipped, 8).rows == 3
+
+
 def test_a_late_request_is_told_when_it_could_be_in_time() -> None:
     check_in_time(REQUEST, 2.0, 5.0)
     check_in_time(replace(REQUEST, deadline_s=None), 2.0, 1e9)
