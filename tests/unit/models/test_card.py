@@ -50,7 +50,8 @@ def test_a_bundled_name_a_folder_and_a_hub_id(folder: Path) -> None:
 
 def test_a_patch_that_the_levels_cannot_halve_is_refused_before_anything_is_loaded(folder: Path) -> None:
     def named(**changes: Any) -> str:
-        return card_for(str(folder / "large"), Settings(**{"layout": "patches", "patch_px": 12} | changes)).name
+        given: dict[str, Any] = {"layout": "patches", "patch_px": 12} | changes
+        return card_for(str(folder / "large"), Settings(**given)).name
 
     with pytest.raises(ModelError, match=r"patch_px: must be a multiple of 8 pixels for model 'large' \(got 12\)"):
         named()
