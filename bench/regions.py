@@ -12,6 +12,7 @@ region cuts images into patches of `--patch-px`, the others run whole.
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -111,7 +112,7 @@ class Measurement:
         for way in ways:
             family = self._cut if way.region or way.cut else self._whole
             assert self._cut._patched is not None
-            self._cut._patched.always_cut = way.cut
+            self._cut._patched.cut_from = 0 if way.cut else math.inf
             ran[way.name] = run(family, [self._started(pair, way, firsts) for pair in pairs], options.rows)
         return [
             self._record(pair, name, of, firsts.images[f"{pair.number}/before"], len(pairs))

@@ -15,6 +15,7 @@ from shared.domain.types import Plan, Request, Soonest
 from shared.models import ModelCard
 from shared.models.k_table import Profiles
 from shared.models.latency import KIND
+from shared.models.memory import MOST_PIXELS
 from shared.models.standalone import Line, Standalone, line_through, pixels_of
 from shared.runtime.telemetry import log
 
@@ -68,11 +69,15 @@ def fleet_of(
         step_s = {rows: scale * standalone.step_s(rows) for rows in (1, max_rows)}
     line = line_through(step_s, 1) if step_s else UNKNOWN
     one_row_s = line.fixed_s + line.per_pixel_s if measured else 0.0
-    rows = max((one.max_rows for one in serving), default=max_rows)
-    held = [pixels for one in serving for name, pixels in one.pixels if name == model and pixels]
-    if standalone is not None and (most := max_pixels or min(held, default=0)):
-        rows = min(rows, most // pixels_of(standalone.card))
+    each = 1 if standalone is None else pixels_of(standalone.card)
+    of_each = [(one.max_rows, max_pixels or _held(one)) for one in serving] or [(max_rows, max_pixels or MOST_PIXELS)]
+    rows = max(min(most, pixels // each) for most, pixels in of_each)
     return Fleet(max(len(serving), 1), max(rows, 1), line, one_row_s)
+
+
+def _held(report: WorkerReported) -> int:
+    """Return the pixels of a worker's batch: its memory must hold them with any of its models."""
+    return min((*(pixels for _, pixels in report.pixels if pixels), MOST_PIXELS))
 
 
 def wait_and_slowdown(backlog: Backlog, fleet: Fleet) -> tuple[float, float]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import takewhile
 from typing import Protocol
 
 from services.gateway.finish import Fleet, Standalones, check_in_time, finish_s, wait_and_slowdown
-from shared.catalog.jobs.lanes import Backlog
+from shared.catalog.jobs.lanes import Backlog, found_by
 from shared.domain.forecasts import Forecast
 from shared.domain.messages import lane_of, refine_lane
 from shared.domain.types import Job, Modality, Plan, PlanSource, Request
@@ -21,7 +22,7 @@ FleetOf = Callable[[str, str], Fleet]
 class Backlogs(Protocol):
     """The catalog's lanes (shared.catalog.jobs.lanes)."""
 
-    async def backlog(self, lane: str, tenant: str) -> Backlog: ...
+    async def backlogs(self, lane: str) -> Mapping[str, Backlog]: ...
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,8 @@ class Predictor:
     def comes(self, first_id: str, requests: Sequence[Request], card: ModelCard) -> None:
         """Count these images until `came`, at first as if the model asked for ran all of their steps."""
 
-        def as_asked() -> list[Coming]:  # computed for those with a deadline alone
+        @cache
+        def as_asked() -> list[Coming]:  # not computed where nobody has a deadline
             lane, fleet, noise = lane_of(card.name), self._fleet(card.name, ""), Plan(PlanSource.NOISE, card.name)
             return [Coming(one.tenant, lane, self._standalones.plan_s(one, noise, fleet)) for one in requests]
 
@@ -119,14 +121,14 @@ class Predictor:
 
     async def _backlog(self, lane: str, tenant: str, first_id: str) -> Backlog:
         """Return what the request with this first job finds in the lane; any id that nobody has: a new request."""
-        found = await self._lanes.backlog(lane, tenant)
-        before = takewhile(lambda each: each[0] != first_id, self._coming.items())
-        of_each: dict[str, list[float]] = {}
-        for one in (image for _, images in before for image in images() if image.lane == lane):
-            of_each.setdefault(one.tenant, []).append(one.seconds)
-        most = found.queued + len(of_each.get(tenant, ())) + 1  # of another tenant, by fair shares (found_by)
-        some = [seconds for name, each in of_each.items() for seconds in (each if name == tenant else each[:most])]
-        return _behind(found, len(some), sum(some))
+        # listed before the lane is read: a row that is written meanwhile may count twice, and none counts nowhere
+        before = [*takewhile(lambda each: each[0] != first_id, self._coming.items())]
+        of_each = {**await self._lanes.backlogs(lane)}
+        for one in (
+            image for name, images in before for image in self._coming.get(name, images)() if image.lane == lane
+        ):
+            of_each[one.tenant] = _behind(of_each.get(one.tenant, Backlog()), 1, one.seconds)
+        return found_by(tenant, of_each)
 
     async def ahead(self, request: Request, card: ModelCard, first_id: str = "") -> Ahead | None:
         """Return what the request finds; None where its plan follows no deadline. first_id: as in `comes`."""

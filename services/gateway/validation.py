@@ -19,6 +19,7 @@ from shared.domain.ids import is_id
 from shared.domain.plan_rules import steps_at
 from shared.domain.types import CacheMode, Modality, Request, Size
 from shared.models import ModelCard
+from shared.models.card_lookup import VIDEO
 from shared.models.memory import MOST_PIXELS
 from shared.runtime.rpc_types import cache_from_proto, scope_from_proto, variation_from_proto
 from shared.runtime.settings import Settings
@@ -124,7 +125,7 @@ def default_refused(card: ModelCard, settings: Settings) -> str:
     """Return why these settings refuse a request that names neither size nor length nor steps; empty: they take it."""
     try:
         card.check(card.default_size, card.default_steps, card.default_guidance, most_steps=settings.max_steps)
-        check_work(card.default_size, card.frames.default, card.default_steps, settings)
+        check_work(card.default_size, card.frames.default if card.role == VIDEO else 1, card.default_steps, settings)
     except InvalidRequestError as error:
         return str(error)
     return ""

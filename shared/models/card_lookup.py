@@ -134,8 +134,10 @@ def check_patch(name: str, patch_px: int, multiple_px: int) -> None:
 
 def _check_patch(card: ModelCard, settings: Settings) -> None:
     """Raise as `check_patch`, before anything is loaded. The weights of a hub id are checked when they are loaded."""
-    levels = len(read_json(Path(card.path) / "unet" / "config.json").get("up_block_types", ()))
-    if levels and settings.layout in ("patches", "auto") and card.family in UNETS and not settings.batch_invariant:
+    if settings.layout not in ("patches", "auto") or card.family not in UNETS or settings.batch_invariant:
+        return
+    config = read_json(Path(card.path).expanduser() / "unet" / "config.json")
+    if levels := len(config.get("up_block_types") or ()):
         check_patch(card.name, settings.patch_px, card.vae_scale * 2 ** (levels - 1))
 
 

@@ -83,7 +83,7 @@ class StepReuse:
     @cached_property
     def key(self) -> str:
         """Return 12 hex digits over everything that decides a reuse, for plans and for CompatKey.sampler."""
-        decided = {name: value for name, value in reuse_to_json(self).items() if name != "quality"}
+        decided = reuse_to_json(self) | {"quality": self.steps}
         return hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -3,6 +3,7 @@ grouped by size."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -238,7 +239,7 @@ class PipelineFamily(ABC):
             self._reuse = BlockReuse(self.denoiser, current)
         self._reuse.policy, self._reuse.least_steps = policy, least_steps
         if self._patched is not None and self.auto is None:
-            self._patched.always_cut = policy is not None and self._patched.per_patch
+            self._patched.cut_from = least_steps if policy is not None and self._patched.per_patch else math.inf
         return self._reuse
 
     def reuse_as_profiled(self) -> None:

@@ -25,6 +25,7 @@ from shared.runtime.telemetry import log
 KEPT_STEPS = 64
 """Step times kept per model and batch size; reports carry their median."""
 FIRST_STEPS = 3
+"""Steps of a model after which its times are reported at once."""
 RETRY_S = 1.0
 
 Serve = Callable[[Mapping[str, Family]], Awaitable[None]]

@@ -122,17 +122,14 @@ def _taken(connection: sa.Connection, tenant: str) -> Taken:
     return Taken(int(jobs), int(pixel_steps))
 
 
-def _backlog(connection: sa.Connection, lane: str, tenant: str) -> Backlog:
+def _backlogs(connection: sa.Connection, lane: str) -> dict[str, Backlog]:
     rows = connection.execute(_BACKLOG, {"in_lane": lane}).all()
     known = sum(row.known for row in rows)
     each_s = sum(row.queued_s for row in rows) / known if known else 0.0
-    return found_by(
-        tenant,
-        {
-            row.tenant: Backlog(row.queued, float(row.queued_s) + (row.queued - row.known) * each_s, row.running)
-            for row in rows
-        },
-    )
+    return {
+        row.tenant: Backlog(row.queued, float(row.queued_s) + (row.queued - row.known) * each_s, row.running)
+        for row in rows
+    }
 
 
 def _deadlines(connection: sa.Connection, since_s: float) -> tuple[int, int]:
@@ -210,9 +207,9 @@ class Lanes:
     async def taken(self, tenant: str) -> Taken:
         return await self._database.read(_taken, tenant)
 
-    async def backlog(self, lane: str, tenant: str) -> Backlog:
-        """Return what a new job of this tenant finds in the lane now."""
-        return await self._database.read(_backlog, lane, tenant)
+    async def backlogs(self, lane: str) -> dict[str, Backlog]:
+        """Return the jobs of the lane now, by tenant; see `found_by`."""
+        return await self._database.read(_backlogs, lane)
 
     async def deadlines(self, since_s: float) -> tuple[int, int]:
         """Return the jobs with a deadline that ended within the last `since_s` seconds, and those that met it. Jobs

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from shared.catalog import Catalog
-from shared.catalog.jobs.lanes import Backlog
+from shared.catalog.jobs.lanes import Backlog, found_by
 from shared.domain.types import Job
 from tests.contracts.catalog.conftest import change, look
 from tests.contracts.nouns import LEASE_S, a_job, a_result
@@ -34,14 +34,14 @@ async def test_a_job_keeps_what_was_predicted(catalog: Catalog) -> None:
 
 
 async def test_the_backlog_of_a_lane(catalog: Catalog) -> None:
-    assert await catalog.jobs.backlog(LANE, "default") == Backlog()
+    assert found_by("default", await catalog.jobs.backlogs(LANE)) == Backlog()
     for seconds in (1.0, 3.0, 0.0):
         await queued(catalog, standalone_s=seconds)
     await queued(catalog, standalone_s=50.0, lane="generate.other")
     running = await queued(catalog, standalone_s=9.0)
     assert await catalog.jobs.claim(running.id, "w", LEASE_S)
     # the job without a prediction counts as the mean of the two others
-    assert await catalog.jobs.backlog(LANE, "default") == Backlog(queued=3, queued_s=6.0, running=1)
+    assert found_by("default", await catalog.jobs.backlogs(LANE)) == Backlog(queued=3, queued_s=6.0, running=1)
 
 
 async def test_of_another_tenants_flood_a_job_finds_its_share(catalog: Catalog) -> None:
@@ -50,9 +50,9 @@ async def test_of_another_tenants_flood_a_job_finds_its_share(catalog: Catalog) 
     await queued(catalog, standalone_s=3.0, tenant="small")
     running = await queued(catalog, standalone_s=9.0)
     assert await catalog.jobs.claim(running.id, "w", LEASE_S)
-    assert await catalog.jobs.backlog(LANE, "default") == Backlog(queued=11, queued_s=23.0, running=1)
-    assert await catalog.jobs.backlog(LANE, "small") == Backlog(queued=3, queued_s=7.0, running=1)
-    assert await catalog.jobs.backlog(LANE, "new") == Backlog(queued=2, queued_s=5.0, running=1)
+    assert found_by("default", await catalog.jobs.backlogs(LANE)) == Backlog(queued=11, queued_s=23.0, running=1)
+    assert found_by("small", await catalog.jobs.backlogs(LANE)) == Backlog(queued=3, queued_s=7.0, running=1)
+    assert found_by("new", await catalog.jobs.backlogs(LANE)) == Backlog(queued=2, queued_s=5.0, running=1)
 
 
 async def test_deadlines_are_counted_once_jobs_end(catalog: Catalog) -> None:

@@ -69,8 +69,11 @@ def test_a_batch_has_no_more_rows_than_its_pixels_allow() -> None:
     assert fleet_of(CARD.name, [], shipped, 8, 2 * each + 1).rows == 2
     assert fleet_of(CARD.name, [], shipped, 8, each - 1).rows == 1
     assert fleet_of(CARD.name, [], shipped, 8).rows == 8
-    little = WorkerReported("a", "cpu", CARD.name, 0, 4, serves=(CARD.name,), pixels=((CARD.name, 3 * each), ("b", 1)))
+    little = WorkerReported(
+        "a", "cpu", CARD.name, 0, 4, serves=(CARD.name,), pixels=((CARD.name, 9 * each), ("b", 3 * each))
+    )
     assert fleet_of(CARD.name, [little], shipped, 8).rows == 3
+    assert fleet_of(CARD.name, [little, replace(little, worker="b", pixels=())], shipped, 8).rows == 4
 
 
 def test_a_late_request_is_told_when_it_could_be_in_time() -> None:

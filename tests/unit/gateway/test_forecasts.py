@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -28,9 +29,9 @@ class Lanes:
     def __init__(self, **queued: int) -> None:
         self._queued = queued
 
-    async def backlog(self, lane: str, tenant: str) -> Backlog:
+    async def backlogs(self, lane: str) -> dict[str, Backlog]:
         count = self._queued.get(lane.rpartition(".")[2], 0)
-        return Backlog(queued=count, queued_s=2.0 * count, running=2 * bool(count))
+        return {REQUEST.tenant: Backlog(queued=count, queued_s=2.0 * count, running=2 * bool(count))}
 
 
 async def predictor(unable: tuple[str, ...] = (), **queued: int) -> tuple[Predictor, Standalones]:
@@ -58,7 +59,7 @@ async def test_forecasts_equal_the_predicted_finish_of_a_plan() -> None:
         guided = replace(REQUEST, guidance=REQUEST.guidance if model == "large" else SMALL.default_guidance)
         own_s = standalones.plan_s(guided, plan, FLEET)
         assert found.alone_s(50) == pytest.approx(own_s)
-        backlog = await Lanes(large=3).backlog(found.lane, REQUEST.tenant)
+        backlog = (await Lanes(large=3).backlogs(found.lane))[REQUEST.tenant]
         assert found.finish_s(50) == pytest.approx(finish_s(own_s, backlog, FLEET))
     behind = forecast_of(Plan(PlanSource.NOISE, "large"), REQUEST, SERVED, ahead.forecasts([plan]))
     assert behind is not None
@@ -118,6 +119,11 @@ async def test_of_another_tenant_as_many_count_as_fair_shares_serve_before() -> 
     others = [replace(REQUEST, tenant="other")] * 5
     made.comes("theirs", others, LARGE)
     made.comes("mine", [REQUEST], LARGE)
-    ahead = await made.ahead(REQUEST, LARGE, "mine")
-    assert ahead is not None
-    assert ahead.backlogs["generate.large"].queued == 1
+    waits = {"third": Backlog(queued=1, queued_s=2.0)}
+    for lanes, before in ((Lanes(), 1), (Lanes(large=2), 2 + 3)):
+        made._lanes = lanes
+        found = await lanes.backlogs("generate.large")
+        lanes.backlogs = AsyncMock(return_value=found | waits)  # type: ignore[method-assign]
+        ahead = await made.ahead(REQUEST, LARGE, "mine")
+        assert ahead is not None
+        assert ahead.backlogs["generate.large"].queued == before + 1

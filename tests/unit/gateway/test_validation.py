@@ -89,7 +89,7 @@ def test_what_the_workers_memory_does_not_hold_is_refused_with_the_limit(modalit
 
 
 def test_settings_that_refuse_default_requests_are_told_at_the_start() -> None:
-    clips = ModelCard(name="clips", default_size=Size(64, 64), frames=FrameRule(default=16, most=64))
+    clips = ModelCard(name="clips", role="video", default_size=Size(64, 64), frames=FrameRule(default=16, most=64))
     assert default_refused(LARGE, Settings()) == default_refused(LARGE, Settings(max_pixels=64 * 64)) == ""
     assert default_refused(LARGE, Settings(max_pixels=1000)).startswith("size: frames × pixels must be at most 1000")
     assert default_refused(clips, Settings(max_pixels=64 * 64)).startswith("frames: frames × pixels must be at most")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache, partial
@@ -31,7 +32,8 @@ class PatchedModel(ABC):
         """unit: latent cells per side of a token; layouts count in tokens."""
         self._unit = unit
         self.current = Current()
-        self.always_cut = False
+        self.cut_from = math.inf
+        """T of the shortest runs that are cut also where the batch has one shape."""
         """True if a batch of one shape is cut as well, because blocks reuse their output patch by patch. A batch with a
         region is cut, too."""
         self._batch_of = lru_cache(maxsize=KEPT)(partial(_make_batch, PatchBatch if self.per_patch else PackedBatch))
@@ -47,7 +49,7 @@ class PatchedModel(ABC):
     def denoise(self, passes: Sequence[Pass], forward: Forward) -> list[Tensor]:
         """Run the passes whose images patches fill in one forward pass, and the others once per shape.
 
-        A batch of one shape needs no patches, and runs whole unless `always_cut`.
+        A batch of one shape needs no patches, and runs whole before `cut_from`.
         """
         side, cut = self._cut(passes)
         if not cut:
@@ -59,11 +61,11 @@ class PatchedModel(ABC):
 
     def _cut(self, passes: Sequence[Pass]) -> tuple[int, list[int]]:
         """Return the side of the patches, and the indices of the passes that share a forward pass; none if they have
-        one shape, unless `always_cut`."""
+        one shape, unless one has `cut_from` steps or more."""
         shapes = [self._shape(one) for one in passes]
         side = self._side(shapes)
         cut = [i for i, shape in enumerate(shapes) if fits(shape, side)]
-        needed = self.always_cut or any(one.row.region is not None for one in passes)
+        needed = any(one.row.region is not None or one.row.task.steps >= self.cut_from for one in passes)
         return side, cut if needed or len({shapes[i] for i in cut}) > 1 else []
 
     def _denoise_cut(self, passes: Sequence[Pass], side: int, forward: Forward) -> list[Tensor]:

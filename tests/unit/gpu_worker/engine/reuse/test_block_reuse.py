@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -98,6 +99,7 @@ def test_a_run_of_fewer_steps_than_the_forest_was_judged_at_computes_all_blocks(
     for found in (alone, both):
         assert found["short"].skipped == 0.0
         np.testing.assert_allclose(found["short"].latent, plain["short"], atol=1e-5)
+    np.testing.assert_array_equal(alone["short"].latent, plain["short"])  # it is not cut either
     assert both["a"].skipped == pytest.approx((STEPS - 1) / STEPS)
 
 
@@ -117,7 +119,7 @@ def test_an_image_that_is_cut_another_way_is_computed(by_layout: dict[str, UNetF
     engine.submit(task(guidance=1.0))
     engine.step()
     model: Any = patched._patched
-    model.always_cut = False  # as layout=auto changes the layout between two steps
+    model.cut_from = math.inf  # as layout=auto changes the layout between two steps
     engine.step()
     assert not policy.asked
     engine.step()
@@ -130,7 +132,7 @@ def test_an_image_of_one_patch_that_ran_whole_is_computed(tiny_folder: Path) -> 
     patched: Any = load_family(find_card(str(tiny_folder / "large")), layout="patches", patch_px=SQUARE.width)
     policy = odd_patches()
     patched.reuse_blocks(policy)
-    patched._patched.always_cut = False
+    patched._patched.cut_from = math.inf
     engine = Engine({"large": patched})
     engine.submit(task("one", size=SQUARE, guidance=1.0))
     engine.step()
