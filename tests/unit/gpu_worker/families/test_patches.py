@@ -48,7 +48,8 @@ def test_fifty_steps_of_sdxl_stay_within_the_bound(
     """With a tenth of its output: 50 steps of random weights amplify rounding to .4, in groups with other rows, too."""
     whole = tiny_family("sdxl")
     for unet in (cut.denoiser, whole.denoiser):
-        monkeypatch.setattr(unet.conv_out, "weight", torch.nn.Parameter(unet.conv_out.weight / 10, requires_grad=False))
+        tenth = torch.nn.Parameter(unet.conv_out.weight / 10, requires_grad=False)
+        monkeypatch.setitem(unet.conv_out._parameters, "weight", tenth)  # setattr would delete it at the end
     tasks = [a_task(str(size), size=size, steps=50, guidance=1.0) for size in (Size(32, 16), Size(16, 16))]
     together = drawn(cut, *tasks)
     for one in tasks:
