@@ -146,10 +146,10 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
             await self._take_turns(at)
         if at - self._told >= self._settings.report_s:
             self._told = at
+            if self._leads:  # before workers follow: the page is never behind them
+                show(self._monitor.view(at), self._monitor.rules)
             await self._tell()
             await self._count_deadlines()
-            if self._leads:
-                show(self._monitor.view(at), self._monitor.rules)
             self._wake()
 
     async def _take_turns(self, at: float) -> None:
