@@ -122,7 +122,7 @@ class Calls:
     keys: dict[str, str]
     statuses: Counter[str] = field(default_factory=Counter)
     wrong: dict[str, str] = field(default_factory=dict)
-    """What ended in a wrong status, with the least calls that do."""
+    """Method, wrong status and details → the least calls that end so."""
 
     async def together(self, made: Sequence[Call], raw: bytes) -> None:
         """Make these calls at the same time. Raises AssertionError for a wrong status. raw: sent on a connection of its
@@ -198,6 +198,8 @@ def _rounds(calls_made: Calls, asked: argparse.Namespace, pid: int) -> dict[str,
             except (AssertionError, hypothesis.errors.Flaky) as error:  # flaky: it did not happen again
                 shrunk = "; ".join(getattr(error, "__notes__", ()))
                 calls_made.wrong.setdefault(str(error)[:300], f"seed {seed}: {shrunk[:1000]}")
+                if not resident_mib(pid):  # the server is gone, so all further calls would fail
+                    break
             seed += 1
     memory.append(resident_mib(pid))
     return {"statuses": dict(calls_made.statuses.most_common()), "wrong": calls_made.wrong, "memory_mib": memory}

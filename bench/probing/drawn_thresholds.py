@@ -13,7 +13,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.cli.app import main
 from services.retriever import lookup
 from shared.domain.types import Entry, Hit
 
@@ -48,5 +47,7 @@ def _patch(most: float) -> None:
 
 
 if __name__ == "__main__":
+    from services.cli.app import main
+
     _patch(float(sys.argv.pop(1)))
     main()

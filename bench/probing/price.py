@@ -1,4 +1,4 @@
-"""What defences of public entries cost: hits of tenants that share all images.
+"""Price of defences of public entries, in hits of tenants that share all images.
 
     python -m bench.probing.price --crowds 1 2 3 5 --drawn-thresholds 1 1.4 --limits 3 10
 

@@ -1,4 +1,4 @@
-"""What layout, reuse between steps and scheduler give alone and together, with and without hits from the cache.
+"""Ablation of layout, reuse between steps and scheduler: alone and together, with and without hits from the cache.
 
     python -m bench.virtual_time.ablation
 
@@ -25,7 +25,7 @@ from shared.models import find_card
 LOADS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
 REUSE = Path(__file__).parents[1] / "results" / "step_reuse_t50.json"
 WAYS = {"groups": "images", "patches": "patches"}
-"""What a layout reuses, in the results of `bench.step_reuse`."""
+"""Layout → its way of reuse in the results of `bench.step_reuse`."""
 
 
 def step_time(layout: str) -> float:

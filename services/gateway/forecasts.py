@@ -124,10 +124,10 @@ class Predictor:
         # listed before the lane is read: a row that is written meanwhile may count twice, and none counts nowhere
         before = [*takewhile(lambda each: each[0] != first_id, self._coming.items())]
         of_each = {**await self._lanes.backlogs(lane)}
-        for one in (
-            image for name, images in before for image in self._coming.get(name, images)() if image.lane == lane
-        ):
-            of_each[one.tenant] = _behind(of_each.get(one.tenant, Backlog()), 1, one.seconds)
+        coming = [one for name, images in before for one in self._coming.get(name, images)()]
+        for one in coming:
+            if one.lane == lane:
+                of_each[one.tenant] = _behind(of_each.get(one.tenant, Backlog()), 1, one.seconds)
         return found_by(tenant, of_each)
 
     async def ahead(self, request: Request, card: ModelCard, first_id: str = "") -> Ahead | None:

@@ -4,7 +4,7 @@ draining."""
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from statistics import median
@@ -61,7 +61,6 @@ class Assignment:
         self.duty = self._wanted = ModelAssignment(self.served[0], frozenset({self.served[0]}), mode)
         self.step_s: dict[tuple[str, int], deque[float]] = defaultdict(lambda: deque(maxlen=KEPT_STEPS))
         """Seconds of a step by (model, rows)."""
-        self._counted = Counter[str]()
         self.pixels: dict[str, int] = {}
         """Pixels of each model's requests in one step that the memory holds, where they are known."""
         self._cannot: set[str] = set()
@@ -121,8 +120,7 @@ class Assignment:
         """Record the seconds of a step that ran. A model's first FIRST_STEPS are reported at once: until then gateways
         predict from its profile, which may be of another machine."""
         self.step_s[model, rows].append(seconds)
-        self._counted[model] += 1
-        if self._counted[model] == FIRST_STEPS:
+        if sum(len(each) for (name, _), each in self.step_s.items() if name == model) == FIRST_STEPS:
             self._measured_first.set()
 
     # ---- following

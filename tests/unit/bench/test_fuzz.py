@@ -1,10 +1,12 @@
-"""What `bench.fuzz` draws, and that it reports a wrong status with the least call that ends so."""
+"""`bench.fuzz` draws calls that parse, and reports a wrong status with the least call that ends so."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -48,6 +50,20 @@ def test_what_must_not_happen_is_shrunk_and_reported(monkeypatch: pytest.MonkeyP
     ((what, example),) = found["wrong"].items()
     assert what.startswith("Erase: INTERNAL: broken")
     assert example.count("Call(") == 1
+
+
+def test_nothing_is_tried_on_once_the_server_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[int]()
+
+    def fails(calls_made: Calls, seed: int, runner: Any) -> None:
+        tried.append(seed)
+        raise AssertionError("gone")
+
+    monkeypatch.setattr(fuzz, "_round", fails)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    found = fuzz._rounds(Calls("127.0.0.1:1", {}), argparse.Namespace(count=50, seed=1), ended.pid)
+    assert (tried, [*found["wrong"]]) == ([1], ["gone"])
 
 
 async def test_a_server_that_is_gone_is_reported() -> None:
