@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from shared.domain.errors import CatalogVersionError
 
-HEAD = "0014"
+HEAD = "0015"
 """The newest revision in migrations/versions (a test compares them).
 
 The constant avoids an import of Alembic when an up-to-date catalog is opened.

@@ -41,6 +41,8 @@ ENDED = "state IN ('succeeded', 'failed', 'cancelled')"
 """Literal SQL: with bound values, neither database can prove that the partial index covers the query."""
 
 UNSEGMENTED = "object_vector IS NOT NULL AND mask_key IS NULL AND unmasked = ''"
+CLIPS = """request LIKE '%"modality":"video"%'"""
+"""Jobs of clips. Quotes of a prompt are escaped in JSON, so no prompt looks like this."""
 NAMED_MASK = sa.text("mask_key IS NOT NULL")
 
 
@@ -108,6 +110,7 @@ jobs = sa.Table(
     sa.Index(None, "state", "lane", "id"),
     _by_mask("jobs"),
     sa.Index(None, "tenant", "id"),
+    sa.Index("ix_jobs_clips", "tenant", "id", sqlite_where=sa.text(CLIPS), postgresql_where=sa.text(CLIPS)),
     sa.Index("ix_jobs_tenant_subject_id", "tenant", "subject", "id"),
     sa.Index(
         "ix_jobs_picture_key",

@@ -23,7 +23,7 @@ from shared.catalog.jobs.lanes import Lanes
 from shared.catalog.jobs.segmenting import Segmenting
 from shared.catalog.jobs.sweeping import Sweeping
 from shared.catalog.jobs.urgent import Urgent
-from shared.catalog.tables import captured, jobs, now_s
+from shared.catalog.tables import CLIPS, captured, jobs, now_s
 from shared.domain.errors import NotFoundError, UnreadableRowError
 from shared.domain.types import Job, JobState, Plan, Result, to_json
 from shared.runtime.unreadable import was_reported
@@ -124,12 +124,12 @@ def _list(
 ) -> tuple[list[Job], str]:
     query = sa.select(jobs).order_by(c.id.desc()).limit(limit + 1)
     query = query.where(OF_CLIENTS if tenant is None else c.tenant == tenant)
-    if subject is not None:
-        query = query.where(c.subject == subject)
+    if subject is not None:  # of an expression: SQLite would find clips by the subject's index, which has images too
+        query = query.where((c.subject + "" if clips else c.subject) == subject)
     if state is not None:
         query = query.where(c.state == state.value)
-    if clips:  # quotes of a prompt are escaped in JSON, so no prompt looks like this
-        query = query.where(c.request.like('%"modality":"video"%'), c.state != JobState.CANCELLED.value)
+    if clips:
+        query = query.where(sa.text(CLIPS), c.state != JobState.CANCELLED.value)
     while True:
         rows = connection.execute(query.where(c.id < after) if after else query).all()
         found, after = jobs_of(rows[:limit]), rows[limit - 1].id if len(rows) > limit else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -42,3 +44,21 @@ async def change(catalog: Catalog, id: str, table: str = "jobs", **columns: Any)
 
 def counted(table: str = "jobs") -> float:
     return REGISTRY.get_sample_value("afterimage_unreadable_rows_total", {"table": table}) or 0.0
+
+
+@contextmanager
+def plans(connection: sa.Connection, of: Callable[[str], bool]) -> Iterator[list[str]]:
+    """The database's own plans of the statements that run meanwhile, of those that `of` holds for; line by line, and
+    filled at the end."""
+    ran, lines = list[tuple[str, Any]](), list[str]()
+
+    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        ran.append((statement, parameters))
+
+    sa.event.listen(connection, "before_cursor_execute", note)
+    yield lines
+    sa.event.remove(connection, "before_cursor_execute", note)
+    explain = "EXPLAIN " if connection.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN "
+    for statement, parameters in ran:
+        if of(statement):
+            lines += [str(row[-1]) for row in connection.exec_driver_sql(explain + statement, parameters)]

@@ -19,6 +19,7 @@ from shared.catalog.tables import captured, idempotency_keys, jobs
 from shared.domain.errors import NotFoundError
 from shared.domain.ids import new_id
 from shared.domain.types import JobState
+from tests.contracts.catalog.conftest import plans
 from tests.contracts.nouns import a_job, accepted
 
 DAY_S = 86_400.0
@@ -118,28 +119,23 @@ async def test_many_keys_expire_in_several_transactions(catalog: Catalog) -> Non
 
 
 async def test_expiry_finds_old_jobs_and_keys_by_an_index(catalog: Catalog) -> None:
-    def plans(connection: sa.Connection) -> list[str]:
-        """The database's own plan of each statement that an expiry runs on the two tables."""
+    def read(connection: sa.Connection) -> list[str]:
         _ended(connection, 3_000, RECENT, keys=True)
         _ended(connection, 3, OLD, keys=True)
         connection.exec_driver_sql("ANALYZE")
-        ran: list[tuple[str, Any]] = []
+        deletions = list[str]()
 
-        def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-            ran.append((statement, parameters))
+        def searches(statement: str) -> bool:
+            found = "updated_at" in statement or "expires_at" in statement
+            deletions.extend([statement] if found and statement.startswith("DELETE") else [])
+            return found
 
-        sa.event.listen(connection, "before_cursor_execute", note)
-        _expire(connection, _due(connection, DAY_S, (0.0, "")))
-        explain = "EXPLAIN " if connection.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN "
-        searches = [one for one in ran if "updated_at" in one[0] or "expires_at" in one[0]]
-        assert len([statement for statement, _ in searches if statement.startswith("DELETE")]) == 2
-        return [
-            str(row[-1])
-            for statement, parameters in searches
-            for row in connection.exec_driver_sql(explain + statement, parameters)
-        ]
+        with plans(connection, searches) as lines:
+            _expire(connection, _due(connection, DAY_S, (0.0, "")))
+        assert len(deletions) == 2
+        return lines
 
-    lines = await catalog._database.write(plans)
+    lines = await catalog._database.write(read)
     said = "\n".join(lines)
     assert "ix_jobs_ended" in said, said
     assert "ix_idempotency_keys_expires_at" in said, said

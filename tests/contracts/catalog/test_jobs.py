@@ -8,13 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from services.gateway.caller import Caller
 from services.gateway.own_jobs import own_job
 from shared.catalog import Catalog
+from shared.catalog.jobs.job_rows import row_of
+from shared.catalog.jobs.jobs import _list
 from shared.catalog.jobs.lanes import Taken
+from shared.catalog.tables import jobs
 from shared.domain.errors import ConflictError, NotFoundError
+from shared.domain.ids import new_id
 from shared.domain.types import JobState, Modality, Plan, PlanSource, Source
+from tests.contracts.catalog.conftest import plans
 from tests.contracts.nouns import EXPIRED_S, LEASE_S, a_job, a_result, accepted, finished, latents_of
 
 
@@ -250,6 +256,22 @@ async def test_clips_are_listed_alone(catalog: Catalog) -> None:
     await catalog.jobs.cancel(gone.id)
     assert [job.id for job in (await catalog.jobs.list(clips=True))[0]] == [clip.id]
     assert len((await catalog.jobs.list())[0]) == 3
+
+
+async def test_listing_clips_reads_no_other_jobs(catalog: Catalog) -> None:
+    """A tenant's images were all read for each page, by anybody who asked for its clips."""
+
+    def read(connection: sa.Connection) -> list[str]:
+        image = {**row_of(a_job()), "created_at": 1.0, "updated_at": 1.0}
+        connection.execute(sa.insert(jobs), [{**image, "id": new_id()} for _ in range(3_000)])
+        connection.exec_driver_sql("ANALYZE")
+        with plans(connection, lambda statement: "ORDER BY" in statement) as lines:
+            for subject in (None, "alice"):
+                assert _list(connection, image["tenant"], subject, None, 20, "", True) == ([], "")
+        return lines
+
+    lines = await catalog._database.write(read)
+    assert len([line for line in lines if "ix_jobs_clips" in line]) == 2, lines
 
 
 async def test_queue_length_and_position(catalog: Catalog) -> None:
