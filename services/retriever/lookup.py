@@ -19,7 +19,7 @@ from services.retriever.starts import Found
 from services.retriever.tables import Tables
 from shared.domain.errors import AfterimageError
 from shared.domain.exact_repeats import exact_key, repeat_weights
-from shared.domain.types import BACKGROUND, OBJECT, Entry, Hit, IndexFilter, Plan, Vector, visible_owners
+from shared.domain.types import BACKGROUND, OBJECT, Entry, Hit, IndexFilter, Plan, Scope, Vector, visible_owners
 from shared.runtime.clock import Clock
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, log
@@ -148,7 +148,13 @@ class Lookup:
 
     async def _entries_of(self, asked: Asked, *hits: Sequence[Hit] | None) -> Mapping[str, Entry] | None:
         ids = list(dict.fromkeys(hit.entry_id for some in hits for hit in some or ()))
-        return await self._within(asked, "catalog", self._entries.read(ids)) if ids else {}
+        found = await self._within(asked, "catalog", self._entries.read(ids)) if ids else {}
+        tenant = asked.question.request.tenant
+        return found and {entry_id: one for entry_id, one in found.items() if self._shared(one, tenant)}
+
+    def _shared(self, entry: Entry, tenant: str) -> bool:
+        """Return whether an entry that the index shows to this tenant is its own, or of a tenant that shares still."""
+        return entry.scope is not Scope.PUBLIC or entry.tenant == tenant or self._settings.shares(entry.tenant)
 
     def trimmed(self, plan: Plan) -> Plan:
         """Return the plan without those candidates of a wider search that were not chosen."""
