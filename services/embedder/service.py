@@ -10,7 +10,6 @@ from typing import Any, ClassVar, TypeAlias
 
 import grpc
 import numpy as np
-from cachetools import LRUCache
 
 from protos import embedder_pb2 as pb
 from protos import embedder_pb2_grpc as pb_grpc
@@ -19,6 +18,7 @@ from shared.domain.errors import InvalidRequestError
 from shared.models.devices import single_threaded
 from shared.models.quality import look
 from shared.runtime.batching import MicroBatcher
+from shared.runtime.remembered import Remembered
 from shared.runtime.telemetry import METRICS
 from shared.service import Context
 
@@ -45,7 +45,7 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
         loop = asyncio.get_running_loop()
         folder = encoder_folder(settings.encoder)
         self._encoder: Encoder = await loop.run_in_executor(self._thread, Encoder, folder)
-        self._remembered: LRUCache[OwnText, Embedded] = LRUCache(settings.embed_cache)
+        self._remembered: Remembered[OwnText, Embedded] = Remembered(settings.embed_cache)
         self._texts: MicroBatcher[OwnText, Answer] = MicroBatcher(
             lambda batch: self._encode("embed_forward", self._encoder.texts, [text for _, text in batch]),
             seats=BATCH_TEXTS,
@@ -80,8 +80,7 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
         answers = await self._texts.submit([(owner, text) for text in fresh])
         for text, (embedded, _) in zip(fresh, answers, strict=True):
             known[text] = embedded
-            if self._remembered.maxsize:
-                self._remembered[owner, text] = embedded
+            self._remembered[owner, text] = embedded
         return pb.EmbedTextResponse(
             embeddings=[_message(known[text]) for text in texts],
             encoder_hash=self._encoder.hash,

@@ -187,10 +187,10 @@ class Intake:
         self, requests: Sequence[Request], card: ModelCard, job_ids: Sequence[str], said: Sequence[str]
     ) -> list[tuple[Job, Planned, bytes]]:
         """Admit and plan the images of a request, with the warnings `said`; return each job, its plan, and the image of
-        each exact repeat, which needs neither disk space nor a worker. The caller must write the jobs' rows and call
+        each exact repeat, which needs no worker and little disk space. The caller must write the jobs' rows and call
         `_arrived`. Raises OverloadedError, NobodyAbleError and StorageFullError."""
         obstacle = self._obstacles.of(card.name)
-        if obstacle is not None and not _may_repeat(requests[0]):
+        if obstacle is not None and not (_may_repeat(requests[0]) and self._obstacles.room_for_rows):
             raise obstacle
         await self.admission.admit(requests[0].tenant, len(requests), self._clock.monotonic())
         try:

@@ -18,7 +18,7 @@ class NobodyAbleError(UnavailableError):
 
 
 class Obstacles:
-    """Looks for them before a request is planned. Exact repeats need neither a worker nor room."""
+    """Looks for them before a request is planned. Exact repeats need no worker, and room for a row alone."""
 
     def __init__(self, context: Context, roster: Roster) -> None:
         self._clock, self._bus, self._roster = context.clock, context.backends.bus, roster
@@ -32,11 +32,20 @@ class Obstacles:
             why = "no worker could load it, or has it in its settings"
             said = f"model {model!r}: {why}; ask for another, or read the workers' logs for why"
             return NobodyAbleError(said, retry_after_s=WAIT_S)
-        if self._folder and (full := full_disk(shutil.disk_usage(self._folder).free, self._min_free_bytes)):
+        if self._folder and (full := full_disk(self._free_bytes, self._min_free_bytes)):
             return StorageFullError(full, retry_after_s=WAIT_S)
         if full := self._bus.full:
             return StorageFullError(f"{full}; free some there", retry_after_s=WAIT_S, outside=BROKER_FULL)
         return None
+
+    @property
+    def room_for_rows(self) -> bool:
+        """Return whether exact repeats may take room: half of `min_free_bytes` stays for the jobs in hand."""
+        return not self._folder or self._free_bytes >= self._min_free_bytes // 2
+
+    @property
+    def _free_bytes(self) -> int:
+        return shutil.disk_usage(self._folder).free
 
 
 def full_disk(free_bytes: int, min_free_bytes: int) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from cachetools import TTLCache
 
@@ -19,6 +21,11 @@ ACTS = frozenset({"cancel job", "erase job"})
 """Actions on a job that change it; the others read."""
 SAME_S = 60.0
 """Seconds in which the same read again leaves no second line: a flood of them pushes out no others."""
+LISTS_AT_ONCE = 2
+"""Pages of jobs that are read for one tenant at the same time; further ones wait. A flood of them would hold up the
+reading of keys, and with it the end of a revoked one."""
+_listing = WeakValueDictionary[tuple[Jobs, str], asyncio.Semaphore]()
+"""Places for these reads, by catalog and tenant."""
 _noted: TTLCache[tuple[Path, str, str, str], None] = TTLCache(10_000, SAME_S)
 
 
@@ -42,7 +49,8 @@ async def own_jobs(jobs: Jobs, caller: Caller, data_dir: Path, **page: Any) -> t
     """Return a page of the jobs that the caller may see, newest first, and the token of the next page; see
     `Jobs.list`."""
     note_admin(caller, data_dir, "list jobs", f"tenant {caller.tenant}")
-    return await jobs.list(tenant=caller.tenant, subject=None if caller.admin else caller.subject, **page)
+    async with _listing.setdefault((jobs, caller.tenant), asyncio.Semaphore(LISTS_AT_ONCE)):
+        return await jobs.list(tenant=caller.tenant, subject=None if caller.admin else caller.subject, **page)
 
 
 async def own_job(jobs: Rows, job_id: str, caller: Caller, data_dir: Path, action: str = "read job") -> Job:

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeAlias
 
 import grpc
-from cachetools import LRUCache
 
 from protos import text_extractor_pb2 as pb
 from protos import text_extractor_pb2_grpc as pb_grpc
@@ -18,6 +17,7 @@ from services.text_extractor.choice import open_extractor
 from shared.domain.errors import InvalidRequestError
 from shared.domain.parts import Parts
 from shared.runtime.batching import MicroBatcher
+from shared.runtime.remembered import Remembered
 from shared.runtime.telemetry import METRICS
 from shared.service import Context
 
@@ -37,7 +37,7 @@ class TextExtractorService(pb_grpc.TextExtractorServiceServicer):
         self._thread = ThreadPoolExecutor(1, "text_extractor")
         loop = asyncio.get_running_loop()
         self._extractor = await loop.run_in_executor(self._thread, open_extractor, settings)
-        self._remembered: LRUCache[OwnPrompt, Extraction] = LRUCache(settings.extract_cache)
+        self._remembered: Remembered[OwnPrompt, Extraction] = Remembered(settings.extract_cache)
         self._prompts: MicroBatcher[OwnPrompt, Extraction] = MicroBatcher(self._run, seats=self._extractor.seats)
 
     def register(self, server: grpc.aio.Server) -> str:
@@ -75,8 +75,8 @@ class TextExtractorService(pb_grpc.TextExtractorServiceServicer):
             return found
 
         found = await asyncio.get_running_loop().run_in_executor(self._thread, timed)
-        if self._remembered.maxsize:  # here: callers may leave while their batch runs, and the next one has the answer
-            self._remembered.update((own, one) for own, one in zip(batch, found, strict=True) if one.lasting)
+        # here: callers may leave while their batch runs, and the next one has the answer
+        self._remembered.update((own, one) for own, one in zip(batch, found, strict=True) if one.lasting)
         return found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -35,13 +36,29 @@ Slots = npt.NDArray[np.intp]
 
 
 class _Codes:
-    """Small integers for strings, so that filters compare integer arrays."""
+    """Integers for strings, so that filters compare integer arrays. A string is forgotten with its last row: owners
+    contain names that clients choose."""
 
     def __init__(self) -> None:
         self._codes: dict[str, int] = {}
+        self._texts: dict[int, str] = {}
+        self._rows: Counter[int] = Counter()
+        self._next = 0
 
-    def of(self, text: str) -> int:
-        return self._codes.setdefault(text, len(self._codes))
+    def take(self, text: str) -> int:
+        """Return the code for one more row."""
+        if (code := self._codes.get(text)) is None:
+            code = self._codes[text] = self._next
+            self._texts[code] = text
+            self._next += 1
+        self._rows[code] += 1
+        return code
+
+    def drop(self, code: int) -> None:
+        """Count one row less."""
+        self._rows[code] -= 1
+        if not self._rows[code]:
+            del self._rows[code], self._codes[self._texts.pop(code)]
 
     def known(self, texts: Sequence[str]) -> list[int]:
         return [self._codes[text] for text in texts if text in self._codes]
@@ -85,9 +102,9 @@ class _Space:
         slots = np.array([self._take_slot(item.entry_id) for item in items], np.intp)
         self._rows[slots] = vectors
         compat, owner, encoder = self._codes
-        self._compat[slots] = [compat.of(item.compat) for item in items]
-        self._owner[slots] = [owner.of(item.owner) for item in items]
-        self._encoder[slots] = [encoder.of(item.encoder_hash) for item in items]
+        self._compat[slots] = [compat.take(item.compat) for item in items]
+        self._owner[slots] = [owner.take(item.owner) for item in items]
+        self._encoder[slots] = [encoder.take(item.encoder_hash) for item in items]
         self._waiting.update(dict.fromkeys(slots.tolist()))
 
     def _take_slot(self, entry_id: str) -> int:
@@ -106,6 +123,8 @@ class _Space:
         slot = self.slots.pop(entry_id, None)
         if slot is None:
             return
+        for codes, column in zip(self._codes, (self._compat, self._owner, self._encoder), strict=True):
+            codes.drop(int(column[slot]))
         self._compat[slot] = -1
         self._waiting.pop(slot, None)
         key = int(self._graph_key[slot])

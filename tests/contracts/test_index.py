@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shared.domain.errors import InvalidRequestError
 from shared.domain.types import Hit, IndexFilter, IndexItem, Vector
 from shared.index import Index
+from shared.index.memory import MemoryIndex
 from tests.contracts.nouns import a_vector
 
 ALL = IndexFilter()
@@ -262,3 +263,17 @@ async def test_whatever_was_added_and_removed_the_answer_is_the_brute_force_one(
         for where in (IndexFilter(owners=owners), IndexFilter("a", owners, "h")):
             assert_same(await index.search("whole", query, where, limit), brute(model, query, where, limit))
     assert await index.count() == len(model)
+
+
+async def test_the_memory_index_forgets_an_owner_with_its_last_vector() -> None:
+    """Clients choose the names in private owners: each new one stayed, also after its erasure."""
+    index, owner = MemoryIndex(), "private:acme:alice"
+    await index.add([item("a", a_vector(1), owner=owner), item("b", a_vector(2), owner=owner)])
+    await index.remove(["a"])
+    (found,) = await index.search("whole", a_vector(1), IndexFilter(owners=(owner,)), 5)
+    assert found.entry_id == "b"
+    await index.remove(["b"])
+    assert "alice" not in repr([vars(codes) for space in index._spaces.values() for codes in space._codes])
+    await index.add([item("c", a_vector(1), owner="tenant:x"), item("d", a_vector(2), owner=owner)])
+    (found,) = await index.search("whole", a_vector(1), IndexFilter(owners=(owner,)), 5)
+    assert found.entry_id == "d"

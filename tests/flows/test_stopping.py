@@ -199,7 +199,11 @@ async def test_an_exact_repeat_needs_neither_room_nor_a_worker(
         gateway = next(service for service in it.process.services if isinstance(service, GatewayService))
         refusal: tuple[type[AfterimageError], str] = StorageFullError, "min_free_bytes"
         if what == "the disk is full":
-            monkeypatch.setattr(gateway._intake._obstacles, "_min_free_bytes", 2**60)
+            obstacles = gateway._intake._obstacles
+            monkeypatch.setattr(obstacles, "_min_free_bytes", 2**60)
+            with pytest.raises(refusal[0], match=refusal[1]):  # a flood of repeats must leave room for jobs in hand
+                await it.client.generate("a red fox", steps=10, seed=7)
+            monkeypatch.setattr(obstacles, "_min_free_bytes", obstacles._free_bytes * 3 // 2)
         else:
             monkeypatch.setattr(gateway._roster, "unable", lambda now: {"noop"})
             refusal = UnavailableError, "'noop': no worker could load it"

@@ -36,7 +36,7 @@ _STILL = (  # checked again: a job that was reopened in between must stay
     c.updated_at < _before,
 )
 _STILL_DUE = sa.select(c.id).where(*_STILL).with_for_update()
-_EXPIRE = sa.delete(jobs).where(*_STILL).returning(c.picture_key, c.mask_key)
+_EXPIRE = sa.delete(jobs).where(*_STILL).returning(c.id, c.picture_key, c.mask_key)
 NO_LATENTS = "none:"
 """Prefix of the placeholder that replaces a blob key for a job that captured no latents."""
 Place = tuple[float, str]
@@ -47,6 +47,8 @@ class _Due(NamedTuple):
     """Ended jobs that are old enough, and readable: other rows belong to another version."""
 
     ids: list[str]
+    uploads: dict[str, str]
+    """Blob key of the image that a job began with, by job id, where no worker deleted it at the job's success."""
     before: float
     now: float
     after: Place | None
@@ -59,7 +61,9 @@ def _due(connection: sa.Connection, older_than_s: float, after: Place) -> _Due:
     before = now - older_than_s
     rows = connection.execute(_EXPIRABLE, {"before": before, "after_at": after[0], "after_id": after[1]}).all()
     more = len(rows) == EXPIRED_AT_ONCE
-    return _Due([job.id for job in jobs_of(rows)], before, now, (rows[-1].updated_at, rows[-1].id) if more else None)
+    due = jobs_of(rows)
+    uploads = {job.id: job.request.upload.key for job in due if job.request.upload and job.state != JobState.SUCCEEDED}
+    return _Due([job.id for job in due], uploads, before, now, (rows[-1].updated_at, rows[-1].id) if more else None)
 
 
 def drop_captured(connection: sa.Connection, job_ids: Sequence[str]) -> list[str]:
@@ -72,8 +76,8 @@ def drop_captured(connection: sa.Connection, job_ids: Sequence[str]) -> list[str
 
 
 def _expire(connection: sa.Connection, due: _Due) -> tuple[list[str], bool]:
-    """Delete these jobs and expired keys; return keys of images, masks and latents, and whether more keys may have
-    expired."""
+    """Delete these jobs and expired keys; return keys of images, uploads, masks and latents, and whether more keys may
+    have expired."""
     forgotten = forget_expired(connection, due.now, EXPIRED_AT_ONCE)
     given = {"ids": due.ids, "before": due.before}
     # of jobs that became no entry; their rows would go with the jobs
@@ -82,7 +86,8 @@ def _expire(connection: sa.Connection, due: _Due) -> tuple[list[str], bool]:
     keys = {row.picture_key for row in expired if row.picture_key}
     masks = {row.mask_key for row in expired if row.mask_key}  # of jobs that became no entry
     unnamed = masks | keys - among(connection, c.picture_key, keys) - among(connection, entries.c.picture_key, keys)
-    return sorted(unnamed.union(latents)), forgotten == EXPIRED_AT_ONCE
+    uploads = [due.uploads[row.id] for row in expired if row.id in due.uploads]
+    return sorted(unnamed.union(latents, uploads)), forgotten == EXPIRED_AT_ONCE
 
 
 class Expiry:
@@ -93,8 +98,8 @@ class Expiry:
     async def expire(self, older_than_s: float) -> list[str]:
         """Delete final jobs that this version can read, a limited number per transaction.
 
-        Return the keys of images, masks and latents that no job and no entry names any more. The orphan collector finds
-        the blobs of an interrupted expiry.
+        Return the keys of images, uploads, masks and latents that no job and no entry names any more. The orphan
+        collector finds the blobs of an interrupted expiry.
         """
         found: list[str] = []
         after: Place = (0.0, "")

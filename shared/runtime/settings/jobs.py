@@ -64,7 +64,8 @@ class Jobs(Section):
     min_free_bytes: int = Field(
         64 * 2**20,
         ge=0,
-        description="Free bytes on the data directory's disk. Below this limit the gateway refuses new jobs.",
+        description="Free bytes on the data directory's disk. Below this limit the gateway refuses new jobs, and below "
+        "half of it exact repeats too.",
     )
     idempotency_keep_s: Seconds = Field(
         24 * 3600.0, description="Seconds for which an idempotency key returns the job that it first named (24 hours)."

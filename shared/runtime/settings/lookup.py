@@ -115,11 +115,13 @@ class Lookup(Section):
         description="Seconds that a text waits for other texts to share its batch. A larger value makes larger "
         "batches and delays each text.",
     )
-    embed_cache: int = Field(4096, ge=0, description="Texts whose embeddings stay in memory; 0 keeps none.")
+    embed_cache: int = Field(
+        4096, ge=0, description="Texts whose embeddings stay in memory, for an hour; 0 keeps none."
+    )
 
     extract_timeout_s: Seconds = Field(
         0.5,
         description="Seconds that extracting object and background from a prompt may take. After that the gateway "
         "plans by the whole prompt only. A Llama of billions of weights needs seconds (FlexCache §6.2.1: 3.6 s).",
     )
-    extract_cache: int = Field(4096, ge=0, description="Prompts whose parts stay in memory; 0 keeps none.")
+    extract_cache: int = Field(4096, ge=0, description="Prompts whose parts stay in memory, for an hour; 0 keeps none.")

@@ -18,7 +18,7 @@ from shared.catalog.jobs.job_rows import row_of
 from shared.catalog.tables import captured, idempotency_keys, jobs
 from shared.domain.errors import NotFoundError
 from shared.domain.ids import new_id
-from shared.domain.types import JobState
+from shared.domain.types import JobState, Upload
 from tests.contracts.catalog.conftest import plans
 from tests.contracts.nouns import a_job, accepted
 
@@ -87,6 +87,14 @@ async def test_a_job_that_was_reopened_after_the_expiry_read_it_stays(catalog: C
     assert (await catalog.jobs.get(reopened.id)).state is JobState.QUEUED
     with pytest.raises(NotFoundError):
         await catalog.jobs.get(gone.id)
+
+
+async def test_the_image_that_an_unfinished_job_began_with_goes_with_the_job(catalog: Catalog) -> None:
+    """It stayed for the quarantine's days, and an erasure of its tenant could not find it any more."""
+    for name, ended in (("cancelled", JobState.CANCELLED), ("made", JobState.SUCCEEDED)):
+        began = dataclasses.replace(a_job(id=name).request, upload=Upload(f"uploads/{name}.png", "0" * 64))
+        await catalog.jobs.accept(dataclasses.replace(a_job(id=name), request=began, state=ended))
+    assert await catalog.jobs.expire(-1.0) == ["uploads/cancelled.png"]
 
 
 async def test_an_expiry_goes_on_past_jobs_that_only_another_version_can_read(catalog: Catalog) -> None:
