@@ -31,6 +31,7 @@ from shared.blobs.filesystem import FilesystemBlobs
 from shared.catalog import Jobs
 from shared.domain.errors import AfterimageError, BlobUnavailableError, UnavailableError
 from tests.attacks.conftest import Guarded
+from tests.attacks.test_console import signed_in
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -46,13 +47,21 @@ WRONG: tuple[dict[str, Any], ...] = (
 
 
 async def ask(guarded: Guarded, word: str, options: dict[str, Any]) -> list[str]:
-    """Generate, repeat, vary, cancel and fail over both interfaces. Return the ids of the jobs."""
+    """Generate, repeat, vary, stream, cancel and fail over both interfaces, begin with an image, and search. Return the
+    ids of the first job and its repeat."""
     prompt, base = f"a red {word} in the snow", guarded.house.process.http_address
     async with guarded.client("mallory") as client:
         made = await client.generate(prompt, negative_prompt=word, user=word[::-1], steps=10, seed=5, **options)
         await guarded.house.settled(made)
         repeat = await client.generate(prompt, negative_prompt=word, user=word[::-1], steps=10, seed=5, **options)
         await client.plan(f"{prompt} at night", steps=10, **options)
+        await client.generate_images(f"{prompt} twice", 2, user=word[::-1], steps=10, **options)
+        started: dict[str, Any] = {"image": made.png, "strength": 0.5, "steps": 10, **options}
+        await client.generate(f"{prompt} again", user=word[::-1], **started)
+        async for _ in client.generate_stream(
+            f"{prompt} in steps", previews=True, user=word[::-1], steps=10, **options
+        ):
+            pass
         await client.cancel(made.job.id)
         for wrong in WRONG:
             filled = {name: _filled(value, word) for name, value in wrong.items()}
@@ -65,6 +74,8 @@ async def ask(guarded: Guarded, word: str, options: dict[str, Any]) -> list[str]
         assert answer.status_code == 200
         for path, sent in ((f"/v1/images/{word}", body), ("/v1/images/generations", {**body, word: 1})):
             assert (await web.post(path, json=sent)).is_client_error
+    async with signed_in(guarded, "mallory") as (browser,):
+        assert (await browser.post("similar", json={"prompt": prompt})).status_code == 200
     return [made.job.id, repeat.job.id]
 
 
