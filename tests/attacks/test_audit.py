@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from protos import cache_maintainer_pb2 as pb
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from services.cache_maintainer.service import CacheMaintainerService
+from services.cli import credentials
 from services.cli.app import app
 from services.gateway import own_jobs
 from services.gateway.caller import Caller
@@ -101,6 +102,32 @@ def test_every_command_on_keys_is_recorded_without_a_secret(
     assert all(one["actor"].startswith("local:") and one["time"].endswith("+00:00") for one in said)
     stored = (settings.data_dir / audit.FILE).read_text() + listed
     assert all(len(text) > 43 and text.partition(".")[2] not in stored for text in texts)
+
+
+def test_every_command_on_the_servers_is_recorded(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New passwords left no line."""
+
+    async def made(*_: object) -> list[str]:
+        return ["gateway.env"]
+
+    monkeypatch.setattr(credentials, "_made", made)
+    monkeypatch.setenv("AFTERIMAGE_DATA_DIR", str(settings.data_dir))
+    settings.data_dir.mkdir(parents=True)
+    (settings.data_dir / "catalog.sqlite3").touch()
+    servers = {"AFTERIMAGE_CATALOG_URL": "postgresql+asyncpg://u@h/d", "AFTERIMAGE_BUS_URL": "amqp://u@h/"}
+    for words, env in (
+        (["dead-letters", "list"], {}),
+        (["dead-letters", "replay", "unknown"], {}),
+        (["credentials", "folder"], servers),
+        (["credentials", "folder", "--rotate"], servers),
+    ):
+        CliRunner().invoke(app, words, env=env)
+    assert [(one["action"], one["target"], one["outcome"]) for one in _lines(settings.data_dir)] == [
+        ("dead-letters list", "", "FAILED_PRECONDITION"),
+        ("dead-letters replay", "unknown", "0 of 1 replayed"),
+        ("credentials", "folder", "done"),
+        ("credentials rotate", "folder", "done"),
+    ]
 
 
 async def test_a_flood_of_refused_acts_pushes_out_no_line(settings: Settings) -> None:
