@@ -9,6 +9,7 @@ import ipaddress
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -36,6 +37,7 @@ from shared.runtime import rpc, rpc_server
 from shared.runtime.audit import REFUSALS, local_actor, record
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, log
+from shared.runtime.tls import OPERATOR, mesh_name
 from shared.service.first_key import make_first_key
 from shared.service.open_calls import OpenCalls
 from shared.service.rates import Buckets
@@ -95,6 +97,13 @@ def actor_of(context: Any) -> str:
 def certificate_names(context: Any) -> frozenset[str]:
     """Return the DNS names in the certificate of a call's peer; none without one. context: of the gRPC call."""
     return frozenset(name.decode(errors="replace") for name in context.auth_context().get(SHOWN, ()))
+
+
+def note_operator(context: Any, data_dir: Path, action: str, target: str) -> None:
+    """Record a call that an operator makes, with a key or the operator's certificate. The services' own calls of the
+    same method leave no line."""
+    if calling().subject or mesh_name(OPERATOR) in certificate_names(context):
+        record(data_dir, actor=actor_of(context), action=action, target=target)
 
 
 def loopback(address: str) -> bool:

@@ -18,12 +18,15 @@ from cachetools import TTLCache
 from typer.testing import CliRunner
 
 from protos import cache_maintainer_pb2 as pb
+from protos import common_pb2, retriever_pb2
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
+from protos.retriever_pb2_grpc import RetrieverServiceStub
 from services.cache_maintainer.service import CacheMaintainerService
 from services.cli import credentials
 from services.cli.app import app
 from services.gateway import own_jobs
 from services.gateway.caller import Caller
+from services.retriever.service import RetrieverService
 from shared.catalog import open_catalog
 from shared.domain.errors import InvalidRequestError, NotFoundError, PermissionDeniedError
 from shared.domain.identity import Role, issued, principal_of
@@ -31,7 +34,7 @@ from shared.runtime import audit, rpc
 from shared.runtime.direct import CallContext
 from shared.runtime.settings import Settings
 from shared.service import running
-from shared.service.door import AUDITED_S, Door, actor_of
+from shared.service.door import AUDITED_S, Door, actor_of, note_operator
 
 
 def _lines(folder: Path, file: str = audit.FILE) -> list[dict[str, str]]:
@@ -128,6 +131,40 @@ def test_every_command_on_the_servers_is_recorded(settings: Settings, monkeypatc
         ("credentials", "folder", "done"),
         ("credentials rotate", "folder", "done"),
     ]
+
+
+async def test_an_operator_who_asks_a_users_questions_is_recorded(settings: Settings) -> None:
+    """Plans name the prompts and entries of the user: the retriever answered operators, and kept no line."""
+    key, text = issued(principal_of("acme", "ops", [Role.OPERATOR]))
+    catalog = await open_catalog(settings.catalog_url)
+    await catalog.keys.add(key)
+    await catalog.close()
+    changed = settings.model_copy(update={"large": "noop:?name=noop"})
+    plan = retriever_pb2.PlanRequest(tenant="acme", request=common_pb2.Request(user="key:alice/home"))
+    nearest = retriever_pb2.NearestRequest(tenant="acme", user="key:alice/")
+    async with (
+        running([RetrieverService()], changed) as process,
+        grpc.aio.insecure_channel(process.address) as channel,
+    ):
+        stub: Any = RetrieverServiceStub(channel)
+        for bearer in ((("authorization", f"Bearer {text}"),), ()):  # a gateway comes without a key
+            for method, asked in ((stub.Plan, plan), (stub.Nearest, nearest)):
+                with pytest.raises(InvalidRequestError):
+                    await rpc.call(method, asked, timeout_s=10.0, metadata=bearer)
+    assert [(one["actor"], one["action"], one["target"]) for one in _lines(settings.data_dir)] == [
+        ("acme/ops", "plan", "user key:alice/home of tenant acme"),
+        ("acme/ops", "nearest", "user key:alice/ of tenant acme"),
+    ]
+
+
+def test_the_operators_certificate_is_recorded_and_a_services_is_not(tmp_path: Path) -> None:
+    for name in (b"gateway", b"operator"):
+        shown = {"x509_subject_alternative_name": [name]}
+        call = Mock(peer=lambda: "ipv4:10.0.0.2:5", auth_context=lambda shown=shown: shown)
+        note_operator(call, tmp_path, "plan", "user alice of tenant acme")
+    note_operator(CallContext(()), tmp_path, "plan", "user alice of tenant acme")
+    (line,) = _lines(tmp_path)
+    assert line["actor"] == "certificate operator at ipv4:10.0.0.2:5"
 
 
 async def test_a_flood_of_refused_acts_pushes_out_no_line(settings: Settings) -> None:
