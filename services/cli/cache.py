@@ -26,6 +26,7 @@ from services.cli.quality import quality
 from shared.client.credentials import bearer
 from shared.domain.errors import ConfigurationError, InvalidRequestError
 from shared.runtime import rpc, telemetry
+from shared.runtime.audit import local_actor, recorded
 from shared.runtime.settings import Settings
 
 if TYPE_CHECKING:  # the catalog's imports take a second that --help need not wait for
@@ -233,6 +234,9 @@ async def _adopt(settings: Settings, yes: bool) -> None:
     require_data_dir(settings)
     at = places_of(settings)
     async with contextlib.AsyncExitStack() as opened:
+        opened.enter_context(
+            recorded(settings.data_dir, actor=local_actor(), action="cache adopt", target=f"store at {at.store}")
+        )
         if settings.catalog_url.startswith("sqlite"):
             opened.callback(lock_data_dir(settings.data_dir).release)
         catalog = await open_catalog(settings.catalog_url)

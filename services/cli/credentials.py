@@ -13,6 +13,7 @@ import typer
 
 from services.cli.embedded import settings_from
 from shared.domain.errors import ConfigurationError, InvalidRequestError
+from shared.runtime.audit import local_actor, recorded
 from shared.runtime.datadir import OWNER_FOLDER, private_folder, write_private
 from shared.runtime.settings import Settings
 
@@ -47,7 +48,9 @@ def credentials(
     if not api.startswith("https://" if secure else ("http://", "https://")):
         rule = "must begin with https://, because bus_url has TLS" if secure else "must begin with http:// or https://"
         raise InvalidRequestError("rabbitmq_api", rule, api)
-    made = asyncio.run(_made(settings, folder, api, prefix, rotate))
+    action = "credentials rotate" if rotate else "credentials"
+    with recorded(settings.data_dir, actor=local_actor(), action=action, target=str(folder)):
+        made = asyncio.run(_made(settings, folder, api, prefix, rotate))
     typer.echo(f"wrote {', '.join(made)} to {folder}")
 
 

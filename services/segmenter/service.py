@@ -34,8 +34,10 @@ from shared.domain.types import Job, JobState, Result
 from shared.models.card_lookup import served_cards
 from shared.models.devices import chosen_device, single_threaded
 from shared.runtime import animated_png
+from shared.runtime.audit import recorded
 from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
+from shared.service.door import actor_of
 
 PAGE = 100
 """Jobs that one query of the catch-up lists."""
@@ -233,6 +235,11 @@ class SegmenterService(pb_grpc.SegmenterServiceServicer):
     # ---- gRPC ----
 
     async def Segment(self, request: pb.SegmentRequest, context: Any) -> pb.SegmentResponse:
+        target = f"job {request.job_id}" if request.job_id else request.video_key
+        with recorded(self._settings.data_dir, actor=actor_of(context), action="segment", target=target):
+            return await self._answer(request)
+
+    async def _answer(self, request: pb.SegmentRequest) -> pb.SegmentResponse:
         if not self._settings.segmenter:
             raise ModelError("segmenter: no model is set; set AFTERIMAGE_SEGMENTER to a CLIPSeg, SAM 3 or pair")
         if bool(request.job_id) == bool(request.video_key):

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import fcntl
 import getpass
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import structlog
 
 from shared.domain.errors import AfterimageError
 from shared.runtime.datadir import private_folder, private_opener
-from shared.runtime.telemetry import log
+from shared.runtime.telemetry import configure_logging, log
 
 FILE = "audit.jsonl"
 """File in the data directory: one JSON object per line, oldest first; `.1` to `.5` are older files."""
 READS = "audit-reads.jsonl"
 """File of what tenants' admins read. It rotates alone, so reads never push out acts."""
+REFUSALS = "audit-refusals.jsonl"
+"""File of refused calls of operators' methods and refused erasures, so that these never push out acts."""
+FILES = (FILE, READS, REFUSALS)
 MOST_BYTES, KEPT = 10 * 2**20, 5
-LONGEST = 200
+FILE_AGE, KEPT_AGE = timedelta(days=90), timedelta(days=365)
+"""Age of a file's first line at which the file rotates, and of an older file's last line at which that file goes."""
+LOOK_EVERY_S = 3600.0
+"""Least seconds between two looks of a process at these ages."""
+LONGEST = 300
+"""Most bytes of a field's JSON."""
+_look_at: dict[Path, float] = {}
 
 
 def record(
@@ -34,17 +45,20 @@ def record(
     """
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     fields = {"actor": actor, "action": action, "target": target, "outcome": outcome}
-    fields = {name: value[:LONGEST] for name, value in fields.items()}
+    fields = {name: _cut(value) for name, value in fields.items()}
     line = json.dumps({"time": now} | fields)
     if structlog.is_configured():
         log("audit").info("audit", **fields)
     path = data_dir / file
     try:
         private_folder(data_dir, tighten=False)
-        _rotate(path)
+        if _full(path) or _old(path):
+            _rotate(path)
         with open(path, "a", opener=private_opener) as lines:  # one write of one line: processes do not mix theirs
             lines.write(f"{line}\n")
     except OSError as error:
+        if not structlog.is_configured():  # a command, whose output others read
+            configure_logging("error")
         log("audit").error("audit line not written", error=str(error), **fields)
 
 
@@ -80,9 +94,39 @@ def local_actor() -> str:
         return f"local:{os.geteuid()}"
 
 
+def _cut(text: str) -> str:
+    """Return the beginning of a text whose JSON has LONGEST bytes at most, beside the quotes."""
+    text = text[:LONGEST]
+    while len(json.dumps(text)) > LONGEST + 2:
+        text = text[:-1]
+    return text
+
+
+def _full(path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return path.stat().st_size >= MOST_BYTES
+    return False
+
+
+def _old(path: Path) -> bool:
+    """Return whether the first line is too old, and remove older files that are; False between two looks."""
+    if time.monotonic() < _look_at.get(path, 0.0):
+        return False
+    _look_at[path] = time.monotonic() + LOOK_EVERY_S
+    now = datetime.now(UTC)
+    with suppress(FileNotFoundError):  # there is none yet, or another process removes the same ones
+        for older in (path.with_name(f"{path.name}.{number}") for number in range(1, KEPT + 1)):
+            if older.exists() and older.stat().st_mtime < (now - KEPT_AGE).timestamp():
+                older.unlink()
+        with path.open(errors="replace") as lines:  # a line begins with its time
+            return lines.readline() < f'{{"time": "{(now - FILE_AGE).isoformat(timespec="milliseconds")}'
+    return False
+
+
 def _rotate(path: Path) -> None:
-    with suppress(FileNotFoundError):  # there is none yet, or another process renames the same ones
-        if path.stat().st_size < MOST_BYTES:
+    with suppress(FileNotFoundError), open(path, "r+b") as full:  # another process may rename the same ones
+        fcntl.flock(full, fcntl.LOCK_EX)
+        if not os.path.samestat(os.fstat(full.fileno()), path.stat()):  # it has rotated them
             return
         for number in range(KEPT - 1, 0, -1):
             older = path.with_name(f"{path.name}.{number}")

@@ -116,6 +116,9 @@ class CallContext:
     def peer(self) -> str:
         return "unix:"
 
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {}
+
     def set_code(self, code: grpc.StatusCode) -> None:
         self.code = code
 

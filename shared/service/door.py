@@ -9,9 +9,11 @@ import ipaddress
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import grpc
+from cachetools import TTLCache
 
 from shared.catalog import Catalog
 from shared.domain.errors import (
@@ -32,9 +34,10 @@ from shared.domain.identity import (
     parsed,
 )
 from shared.runtime import rpc, rpc_server
-from shared.runtime.audit import local_actor, record
+from shared.runtime.audit import REFUSALS, local_actor, record
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, log
+from shared.runtime.tls import OPERATOR, mesh_name
 from shared.service.first_key import make_first_key
 from shared.service.open_calls import OpenCalls
 from shared.service.rates import Buckets
@@ -46,8 +49,8 @@ EVERY_S = 2.0
 """Seconds between two readings of the keys: a revoked key ends, and a new one works, within this time and a query."""
 LOG_EVERY_S = 10.0
 """Least seconds between two log lines of refused calls: a flood of them fills no disk."""
-AUDITED = 10
-"""Most lines of refused calls in the audit log in LOG_EVERY_S seconds: a flood of them pushes out no others."""
+AUDITED, AUDITED_S = 10, 3600.0
+"""Most lines of a caller's refused calls in the audit log within so many seconds: a flood of them hides no others'."""
 OPEN = "/grpc.health.v1.Health/"
 """Methods without a key: probes."""
 REFLECTION = "/grpc.reflection."
@@ -94,6 +97,13 @@ def actor_of(context: Any) -> str:
 def certificate_names(context: Any) -> frozenset[str]:
     """Return the DNS names in the certificate of a call's peer; none without one. context: of the gRPC call."""
     return frozenset(name.decode(errors="replace") for name in context.auth_context().get(SHOWN, ()))
+
+
+def note_operator(context: Any, data_dir: Path, action: str, target: str) -> None:
+    """Record a call that an operator makes, with a key or the operator's certificate. The services' own calls of the
+    same method leave no line."""
+    if calling().subject or mesh_name(OPERATOR) in certificate_names(context):
+        record(data_dir, actor=actor_of(context), action=action, target=target)
 
 
 def loopback(address: str) -> bool:
@@ -169,7 +179,7 @@ class Door(grpc.aio.ServerInterceptor):
         self._refusals = Refusals()
         self.calls = OpenCalls(ended, lambda tenant: settings.limits_of(tenant).calls, self._refusals.note)
         self._of_keys, self._of_tenants = Buckets("key"), Buckets("tenant")
-        self._audited, self._audit_at = 0, 0.0
+        self._audited: TTLCache[str, int] = TTLCache(10_000, AUDITED_S)
 
     async def open(self, *, bootstrap: bool) -> None:
         """Read the keys. bootstrap: make the first one if there never was one."""
@@ -247,14 +257,13 @@ class Door(grpc.aio.ServerInterceptor):
         return token or looks_like_key(authorization)
 
     def note_refused(self, actor: str, call: str, outcome: str, target: str = "") -> None:
-        """Record who was refused an operator's method, or an erasure: at most AUDITED lines in LOG_EVERY_S seconds."""
-        now = time.monotonic()
-        if now >= self._audit_at:
-            self._audited, self._audit_at = 0, now + LOG_EVERY_S
-        if self._audited < AUDITED:
-            self._audited += 1
-            action = f"refused {call[:100]}"
-            record(self._settings.data_dir, actor=actor, action=action, target=target, outcome=outcome)
+        """Record who was refused an operator's method, or an erasure: at most AUDITED lines in AUDITED_S seconds of
+        each key, and of all callers without one together."""
+        caller = actor.partition(" at ")[0]  # not its port
+        if (lines := self._audited.get(caller, 0)) < AUDITED:
+            self._audited[caller] = lines + 1
+            said = {"action": f"refused {call[:100]}", "target": target, "outcome": outcome}
+            record(self._settings.data_dir, actor=actor, **said, file=REFUSALS)
 
     def count(self, key: ApiKey, call: str) -> None:
         """Count one call of a live key that `principal` did not let in. Raises RateLimitError above a rate."""

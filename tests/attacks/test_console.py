@@ -76,7 +76,7 @@ async def test_a_stranger_gets_the_pages_and_no_data(guarded: Guarded) -> None:
 
 async def test_a_session_sees_what_its_key_sees(guarded: Guarded) -> None:
     folder = guarded.house.process.context.settings.data_dir
-    logs = [folder / name for name in (audit.FILE, audit.READS)]
+    logs = [folder / name for name in audit.FILES]
     before = {log: len(log.read_text().splitlines()) if log.exists() else 0 for log in logs}
     own_jobs._noted.clear()
     async with signed_in(guarded, "alice", "bob", "chief", "ops") as (alice, bob, chief, ops):

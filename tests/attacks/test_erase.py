@@ -33,7 +33,7 @@ from shared.domain.errors import (
 from shared.domain.identity import Rate, Role
 from shared.domain.types import IndexFilter, PlanSource, vector_from
 from shared.runtime import rpc
-from shared.runtime.audit import FILE
+from shared.runtime.audit import FILE, REFUSALS
 from shared.runtime.settings import Settings
 from tests.attacks.conftest import Guarded
 from tests.attacks.test_canaries import rows_with
@@ -192,13 +192,13 @@ async def test_a_tenant_goes_whole(guarded: Guarded) -> None:
 )
 async def test_nobody_erases_beyond_its_role(guarded: Guarded, subject: str, what: dict[str, Any]) -> None:
     async with eraser(guarded, subject) as erase:
-        before = len(_audit(guarded))
-        guarded.house.process.context.door._audit_at = 0.0  # type: ignore[union-attr]
+        before = len(_audit(guarded, REFUSALS))
+        guarded.house.process.context.door._audited.clear()  # type: ignore[union-attr]
         with pytest.raises(PermissionDeniedError, match="role"):
             await erase(**what)
         with pytest.raises(InvalidRequestError):
             await erase()
-    (line,) = _audit(guarded)[before:].splitlines()
+    (line,) = _audit(guarded, REFUSALS)[before:].splitlines()
     (named, value), *_ = what.items()
     assert f'"action": "refused Erase", "target": "{named} {value}' in line
 
@@ -206,11 +206,11 @@ async def test_nobody_erases_beyond_its_role(guarded: Guarded, subject: str, wha
 async def test_nobody_erases_a_colleagues_job_and_no_wrong_id_erases_all(guarded: Guarded) -> None:
     async with guarded.client("alice") as alice, eraser(guarded, "bob") as erase, eraser(guarded, "ops") as operate:
         kept = await alice.generate("a job that stays", steps=10)
-        guarded.house.process.context.door._audit_at = 0.0  # type: ignore[union-attr]
+        guarded.house.process.context.door._audited.clear()  # type: ignore[union-attr]
         with pytest.raises(NotFoundError):
             await erase(job_id=kept.job.id)
         refused = f'"action": "refused Erase", "target": "job {kept.job.id}", "outcome": "NOT_FOUND"'
-        assert refused in _audit(guarded)
+        assert refused in _audit(guarded, REFUSALS)
         for wrong in ("", "../..", kept.job.id[:5], kept.job.id + "-1"):
             with pytest.raises(InvalidRequestError):
                 await operate(job_id=wrong)
@@ -344,8 +344,9 @@ async def test_the_command_asks_the_gateway_with_a_key(guarded: Guarded, monkeyp
     assert "pictures/" in (await run("alice", "--job", made.job.id)).stdout
 
 
-def _audit(guarded: Guarded) -> str:
-    return (guarded.house.process.context.settings.data_dir / FILE).read_text()
+def _audit(guarded: Guarded, file: str = FILE) -> str:
+    path = guarded.house.process.context.settings.data_dir / file
+    return path.read_text() if path.exists() else ""
 
 
 async def _refuse(*_given: Any) -> None:

@@ -173,6 +173,15 @@ def test_the_gateway_is_the_one_door_and_each_server_is_with_its_users_alone() -
     assert all(one["networks"] == [name] for name, one in servers["services"].items())
 
 
+def test_the_audit_log_of_a_command_outlives_its_container() -> None:
+    """A container of `run --rm` took the line of a new key with it."""
+    services = _file("services.yaml")
+    tools = services["services"]["tools"]
+    (volume,) = tools["volumes"]
+    assert volume.partition(":")[0] in services["volumes"]
+    assert volume.partition(":")[2] == tools["environment"]["AFTERIMAGE_DATA_DIR"]
+
+
 def test_a_page_reaches_what_it_shows() -> None:
     watch = _file("observability.yaml")
     scraped = yaml.safe_load((ROOT / "compose/observability/prometheus.yaml").read_text())["scrape_configs"][0]

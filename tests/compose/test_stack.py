@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -224,7 +225,8 @@ def test_what_it_took(stack: Compose, capsys: pytest.CaptureFixture[str]) -> Non
     shown = run(["docker", "stats", "--no-stream", "--no-trunc", "--format", "{{.ID}} {{.MemUsage}}", *ids])
     used = [line.split() for line in shown.splitlines()]
     memory = ", ".join(sorted(f"{names[one]} {first}" for one, first, *_ in used))
-    base = inspect("python:3.11-slim-bookworm")["Size"]
+    (python,) = re.findall(r"^ARG PYTHON_IMAGE=(.+)$", (ROOT / "compose/Dockerfile").read_text(), re.MULTILINE)
+    base = inspect(python)["Size"]
     images = {name: inspect(inspect(one)["Image"])["Size"] for one, name in names.items() if name in OURS}
     sizes = ", ".join(f"{name} {(size - base) / 1e6:.0f}" for name, size in sorted(images.items()))
     with capsys.disabled():

@@ -15,7 +15,7 @@ import pytest
 from scripts.stack.servers import Server
 from scripts.stack.stack import SERVICES, variable
 from tests.conftest import ROOT
-from tests.contracts.servers import folder
+from tests.contracts.servers import REQUIRED, folder
 from tests.faults.cluster import FaultStack, Form, asked, build_models
 from tests.faults.conftest import Say
 from tests.faults.inspection import inspect, outside, rest
@@ -61,7 +61,7 @@ def earlier(tmp_path: Path) -> Iterator[Parent]:
     """A process that services of the earlier version are forked from."""
     archive = subprocess.run(["git", "-C", ROOT, "archive", EARLIER], capture_output=True, check=False)
     if archive.returncode:
-        pytest.skip(f"commit {EARLIER} is not here")
+        (pytest.fail if "history" in REQUIRED else pytest.skip)(f"commit {EARLIER} is not here")
     subprocess.run(["tar", "-x", "-C", tmp_path], input=archive.stdout, check=True)
     parent = Parent(tmp_path)
     yield parent

@@ -12,7 +12,7 @@ from pathlib import Path
 from services.cli.doctor.findings import Finding, ok, warning, wrong
 from shared.domain.errors import AfterimageError, ConfigurationError
 from shared.domain.identity import BOOTSTRAP, ApiKey
-from shared.runtime.audit import FILE, READS
+from shared.runtime.audit import FILE, FILES
 from shared.runtime.datadir import OTHERS, nearest
 from shared.runtime.settings import Settings
 
@@ -41,8 +41,9 @@ def check_access(settings: Settings) -> Iterator[Finding]:
         yield warning(NAME, f"keys not checked: {error}")
     yield from _bootstrap_file(settings.data_dir / "bootstrap-key", keys)
     yield _audit(settings.data_dir.absolute() / FILE)
-    if (reads := settings.data_dir.absolute() / READS).exists():
-        yield _audit(reads)
+    for other in FILES[1:]:
+        if (lines := settings.data_dir.absolute() / other).exists():
+            yield _audit(lines)
 
 
 def _address(settings: Settings, name: str) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from services.cli import cache
 from shared.domain.errors import ConfigurationError, DataDirectoryLockedError, NotFoundError, StoreMismatchError
+from shared.runtime import audit
 from shared.runtime.settings import Settings
 from shared.service.backends import open_backends
 
@@ -40,6 +42,12 @@ async def test_collect_shows_what_a_pass_would_delete_and_deletes_with_yes(
     await asyncio.to_thread(cache.collect, True, settings.data_dir)
     assert "deleted 3 blobs" in shown.getvalue()
     assert not any((settings.data_dir / "blobs").glob("states/*"))
+    assert _audited(settings) == [("collect, only look", "done"), ("collect", "done")]
+
+
+def _audited(settings: Settings) -> list[tuple[str, str]]:
+    lines = [json.loads(line) for line in (settings.data_dir / audit.FILE).read_text().splitlines()]
+    return [(line["action"], line["outcome"]) for line in lines]
 
 
 async def _never(*_: object, **__: object) -> None:
@@ -56,6 +64,7 @@ async def test_adopt_makes_a_pair_that_was_refused_start(settings: Settings, sho
         await asyncio.to_thread(cache.collect, True, settings.data_dir)
     await asyncio.to_thread(cache.adopt, True, settings.data_dir)
     assert f"the store at {settings.data_dir}/blobs belongs to the catalog at {catalog}" in shown.getvalue()
+    assert _audited(settings) == [("cache adopt", "done")]
     backends = await open_backends(settings)
     with pytest.raises(DataDirectoryLockedError):  # not beside a process that works there
         await asyncio.to_thread(cache.adopt, True, settings.data_dir)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from shared.domain.masks import Mask, unpack
 from shared.domain.messages import JobSucceeded, Message, VideoSegmented
 from shared.domain.parts import Parts
 from shared.domain.types import Job, Modality, Plan, PlanSource, vector_bytes
-from shared.runtime import animated_png, rpc
+from shared.runtime import animated_png, audit, rpc
 from shared.runtime.settings import Settings
 from shared.service import running
 from shared.service.backends import Backends
@@ -290,6 +291,13 @@ async def test_operators_ask_by_job_and_by_blob(small: Settings) -> None:
         for wrong in (pb.SegmentRequest(), pb.SegmentRequest(video_key="pictures/a", object="a duck")):
             with pytest.raises(InvalidRequestError):
                 await rpc.call(it.stub.Segment, wrong, timeout_s=30)
+    lines = [json.loads(line) for line in (small.data_dir / audit.FILE).read_text().splitlines()]
+    assert [(line["action"], line["target"], line["outcome"]) for line in lines] == [
+        ("segment", f"job {job.id}", "done"),
+        ("segment", job.result.picture_key, "done"),
+        ("segment", "", "INVALID_ARGUMENT"),
+        ("segment", "pictures/a", "INVALID_ARGUMENT"),
+    ]
 
 
 async def test_a_name_of_no_model_fails_at_the_start_and_none_says_so(small: Settings, tmp_path: Path) -> None:
