@@ -31,6 +31,7 @@ CANCELLED_S = 1.0
 """Seconds that a stopping server waits for the handlers that it has cancelled."""
 READ_ON_S = 1.0
 """Seconds for which a server reads what a client still sends of a call that it has refused."""
+PROBES = "/grpc.health."
 _FAULTS = {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
 """Codes that are the server's fault, by OpenTelemetry's conventions for gRPC."""
 
@@ -122,8 +123,22 @@ class _Guarded(grpc.GenericRpcHandler):
             handler = self._handlers.service(details)
             if handler is None:  # an unknown method: its name comes from a caller and is not stored
                 return None
-            self._guarded[method] = handler if method.startswith("/grpc.") else _guarded(handler, method)
+            self._guarded[method] = _probed(handler) if method.startswith(PROBES) else _guarded(handler, method)
         return self._guarded[method]
+
+
+def _probed(handler: Any) -> Any:
+    """Return a handler of the health service, which is neither timed nor traced."""
+
+    async def checked(request: Any, context: Any) -> Any:
+        try:
+            _check(request)
+        except InvalidRequestError as error:
+            return end_with(rpc.to_status(error), context)
+        return await (handler.unary_unary or handler.unary_stream)(request, context)
+
+    make = grpc.unary_unary_rpc_method_handler if handler.unary_unary else grpc.unary_stream_rpc_method_handler
+    return make(checked, _careful(handler.request_deserializer), handler.response_serializer)
 
 
 def _guarded(handler: Any, method: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from shared.domain.errors import ConfigurationError
 from shared.runtime import rpc, rpc_server, telemetry
@@ -303,7 +303,9 @@ def _server(
     }
     needs.update(own)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    reflection.enable_server_reflection((*own, HEALTH, reflection.SERVICE_NAME), server)
+    # enable_server_reflection would add the blocking one, whose open calls hold a thread each
+    reflected = reflection.aio.ReflectionServicer((*own, HEALTH, reflection.SERVICE_NAME))
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflected, server)
     return server
 
 

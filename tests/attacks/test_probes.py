@@ -15,6 +15,7 @@ from shared.service import health, running
 from tests.attacks.conftest import Guarded
 from tests.attacks.test_open_doors import Nothing
 
+REFLECTED = "reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -64,6 +65,22 @@ async def test_a_request_has_no_room_for_an_image(guarded: Guarded, settings: Se
                 check = channel.unary_unary("/grpc.health.v1.Health/Check")
                 with pytest.raises(grpc.aio.AioRpcError, match="larger than max"):
                     await check(bytes(2**18), timeout=5.0)
+
+
+@pytest.mark.parametrize("path", ["health.v1.Health/Check", "health.v1.Health/Watch", REFLECTED])
+async def test_malformed_probes_are_refused_in_words(settings: Settings, path: str) -> None:
+    """Each was an UNKNOWN, with a traceback in the log."""
+    async with running([Nothing()], settings) as process, grpc.aio.insecure_channel(process.address) as channel:
+        if path == REFLECTED:
+            read = channel.stream_stream(f"/grpc.{path}")(iter([b"\x00"])).read
+        elif path.endswith("Watch"):
+            read = channel.unary_stream(f"/grpc.{path}")(b"\x00").read
+        else:
+            check = channel.unary_unary(f"/grpc.{path}")
+            read = lambda: check(b"\x00")  # noqa: E731
+        with pytest.raises(grpc.aio.AioRpcError, match="wire format") as refused:
+            await read()
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def _watched(stub: Any) -> bool:
