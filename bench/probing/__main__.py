@@ -5,6 +5,7 @@
     python -m bench.probing --count 100 --shared-count 100        # does the command work?
     python -m bench.probing --set public_crowd=3 --cases "public entries, another tenant" --suffix _crowd_3
     python -m bench.probing --drawn-thresholds 1.4 --cases "public entries, another tenant" --suffix _drawn_1.4
+    python -m bench.probing --near-duplicates 10 --attacks "prompt stealing" --suffix _near_10
 
 bench/probing/attacks.py describes the attacks. Each runs across private entries and across tenants, where its rate must
 be at most 2 points above chance, and where entries are shared, where it must succeed: else it proves nothing. The
@@ -51,7 +52,9 @@ async def measure(address: str, internal: str, keys: dict[str, str], asked: argp
 async def _tried(place: Arena, name: str, case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     begun, count = time.monotonic(), asked.shared_count if case.shared else asked.count
     attempts = Remaining(f"{name}, {case.name}, % of the attempts", 100)
-    watched = replace(place, progress=lambda share: attempts.reached(100 * share))
+    watched = replace(
+        place, near_duplicates=asked.near_duplicates, progress=lambda share: attempts.reached(100 * share)
+    )
     rate = await ATTACKS[name](watched, case, count, random.Random(f"{asked.seed}/{name}/{case.name}"))
     figures = rate.as_figures() | {"seconds": round(time.monotonic() - begun, 1)}
     print(f"{name}, {case.name}: {shown(figures)}", flush=True)
@@ -82,6 +85,12 @@ def main(given: Sequence[str] | None = None) -> None:
         type=float,
         default=0.0,
         help="bench/probing/drawn_thresholds.py, up to this number; 0: off",
+    )
+    parser.add_argument(
+        "--near-duplicates",
+        type=int,
+        default=0,
+        help="probes about one prompt that a limit leaves to prompt stealing; 0: no limit",
     )
     parser.add_argument("--suffix", default="", help="end of the names of the results")
     parser.add_argument("--seed", type=int, default=1)

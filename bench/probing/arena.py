@@ -67,6 +67,8 @@ class Arena:
 
     clients: Mapping[str, AsyncClient]
     channel: grpc.aio.Channel
+    near_duplicates: int = 0
+    """Probes about one victim's prompt after which a limit would refuse the attacker more; 0: no limit."""
     progress: Callable[[float], None] = lambda share: None
     """Takes the share of an attack's attempts that are made, after each round."""
 

@@ -6,6 +6,7 @@ Sun, Jie and Liu, "Attacks on Approximate Caches in Text-to-Image Diffusion Mode
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -209,16 +210,16 @@ async def _fill(arena: Arena, draw: random.Random) -> None:
 
 async def _climbed(arena: Arena, attacker: str, objects: Sequence[str], draw: random.Random) -> list[Scene]:
     """Return the scene that the attacker takes for the victim's, for each object. Where a plan shows no entry of
-    others, there is nothing to climb, and every attribute is drawn."""
-    guess = [Scene(one) for one in objects]
+    others, there is nothing to climb, and every attribute is drawn; so is what is left once a limit on near-duplicates
+    refuses further plans about the object."""
+    guess, left = [Scene(one) for one in objects], (arena.near_duplicates or math.inf) - 1
     first = await arena.plan(attacker, [caption(one) for one in guess], **PROBE)
     seen = [bool(nearest_of_others(view)) for view in first]
     for name in STOLEN:
-        tried = [_with(one, name, value) for one in guess for value in VALUES[name]]
-        able = [place for place, shows in enumerate(seen) for _ in VALUES[name] if shows]
-        asked = [
-            one for one, shows in zip(tried, (shows for shows in seen for _ in VALUES[name]), strict=True) if shows
-        ]
+        values = [value for number, value in enumerate(VALUES[name]) if number < left]
+        left -= len(values)
+        able = [place for place, shows in enumerate(seen) for _ in values if shows]
+        asked = [_with(one, name, value) for one, shows in zip(guess, seen, strict=True) for value in values if shows]
         plans = await arena.plan(attacker, [caption(one) for one in asked], **PROBE)
         best: dict[int, tuple[float, Scene]] = {}
         for place, one, view in zip(able, asked, plans, strict=True):
