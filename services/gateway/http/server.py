@@ -66,7 +66,7 @@ class HttpServer:
             timeout_graceful_shutdown=GRACE_S,
             ssl_context_factory=(lambda _config, _default: tls) if tls else None,
         )
-        self._server = _Server(config)
+        self._server, self._conversions = _Server(config), api.conversions
         self._task: asyncio.Task[None] | None = None
         self._listener = listener_of(settings)
         self.address = "" if self._listener is None else _url(settings, self._listener, secure=tls is not None)
@@ -83,6 +83,7 @@ class HttpServer:
             await asyncio.gather(self._task, return_exceptions=True)
         if self._listener is not None:
             self._listener.close()
+        self._conversions.close()
 
 
 class _Server(uvicorn.Server):
