@@ -51,11 +51,10 @@ class HttpServer:
         callers = Callers(context.door, settings, sessions)
         jobs = context.backends.catalog.jobs
         api = Api(settings, calls, models, jobs, callers, receiving, signer, context.readiness, time.time())
+        similar = Similar(context, jobs, calls.planning)
         tls = https_of(settings)
         config = uvicorn.Config(
-            app_of(
-                api, console.routes(api, sessions, Live(context, calls), Operations(context), Similar(context, jobs))
-            ),
+            app_of(api, console.routes(api, sessions, Live(context, calls), Operations(context), similar)),
             http=Connection,
             ws="none",
             lifespan="off",
