@@ -70,7 +70,7 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorAnswer} for status in sorted({400, 403, 500, *statuses})}
 
 
-READS = refusals(401, 404, 503)
+READS = refusals(401, 404, 429, 503)
 GENERATES = refusals(401, 404, 408, 409, 413, 429, 503, 504)
 
 
