@@ -41,7 +41,7 @@ from shared.service import Context
 from shared.service.dispatch import dispatch
 
 PLANS_AT_ONCE = 4
-"""Plans without a job that are made for one tenant at the same time; further ones wait."""
+"""Plans without a job that are made for one tenant at the same time, and searches of the console; further ones wait."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,12 @@ class Intake:
     async def plan(self, message: pb.Request, caller: Caller, count: int = 1) -> list[Job]:
         """Return the jobs that `accept` would create now, without ids. Writes, sends and counts nothing. A tenant's
         plans are made PLANS_AT_ONCE at a time, or a flood of them would make other tenants' requests time out."""
-        async with self._planning.setdefault(caller.tenant, asyncio.Semaphore(PLANS_AT_ONCE)):
+        async with self.planning(caller.tenant):
             return await self._plan(message, caller, count)
+
+    def planning(self, tenant: str) -> asyncio.Semaphore:
+        """Return the tenant's places for what asks the embedder and the index without a job."""
+        return self._planning.setdefault(tenant, asyncio.Semaphore(PLANS_AT_ONCE))
 
     async def _plan(self, message: pb.Request, caller: Caller, count: int) -> list[Job]:
         requests, card, said = self._requests(message, caller, count)

@@ -57,6 +57,7 @@ class Calls:
         self._most_bytes = context.settings.max_message_bytes // 2
         """Most bytes of images in one answer; GetJob returns larger ones in parts."""
         self._process_local = context.backends.catalog.process_local
+        self.planning = intake.planning
         self.timers = DropTimers(self.cancel)
         self.answers = Answers(context.backends.blobs, fps)
         self.fanout = Fanout(context.backends.bus, self._ended)

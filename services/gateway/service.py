@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import grpc
 
+from protos import common_pb2
 from protos import gateway_pb2 as pb
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from protos.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
@@ -126,15 +127,18 @@ class GatewayService(GatewayServiceServicer):
         caller, count = _caller(context), image_count(request.n, self._context.settings)
         # the caller learns no id, so without a key nobody can ask for the image of a call that was left
         with self._calls.open(count, drop_above_share=not caller.idempotency_key) as calls:
-            await self._calls.accept(calls, request.request, caller, durable=False)
+            with self._place(request.request, caller):
+                await self._calls.accept(calls, request.request, caller, durable=False)
             return await self._calls.result(calls)
 
     async def GenerateStream(
         self, request: pb.GenerateStreamRequest, context: Any
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
+        caller, previews = _caller(context), request.previews
         with self._calls.open(image_count(request.n, self._context.settings)) as calls:
-            await self._calls.accept(calls, request.request, _caller(context), durable=True, previews=request.previews)
-            async for response in self._calls.stream(calls, previews=request.previews):
+            with self._place(request.request, caller):
+                await self._calls.accept(calls, request.request, caller, durable=True, previews=previews)
+            async for response in self._calls.stream(calls, previews=previews):
                 yield response
 
     async def GenerateFromImage(
@@ -152,9 +156,8 @@ class GatewayService(GatewayServiceServicer):
                 yield response
 
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
-        count = image_count(request.n, self._context.settings)
-        jobs = await self._intake.plan(request.request, _caller(context), count)
-        return pb.PlanResponse(jobs=[self._calls.answers.job(job) for job in jobs])
+        with self._place(request.request, caller := _caller(context)):
+            return await self._planned(request, caller)
 
     async def PlanFromImage(
         self, request_iterator: AsyncIterator[pb.GenerateFromImageRequest], context: Any
@@ -162,7 +165,7 @@ class GatewayService(GatewayServiceServicer):
         caller = _caller(context)
         with self._receiving.by(caller.tenant, caller.subject):
             request = await self._receiving.whole(request_iterator)
-            return await self.Plan(pb.PlanRequest(request=request.request, n=request.n), context)
+            return await self._planned(request, caller)
 
     async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
         job = await own_job(self._jobs, request.job_id, _caller(context), self._context.settings.data_dir)
@@ -206,6 +209,16 @@ class GatewayService(GatewayServiceServicer):
         return pb.LocateResponse(internal_address=internal, version=own_version())
 
     # ---- shared by the handlers ----
+
+    def _place(self, request: common_pb2.Request, caller: Caller) -> contextlib.AbstractContextManager[None]:
+        """Count a request that has its image in its only message, as one whose image comes in parts."""
+        if not request.image:
+            return contextlib.nullcontext()
+        return self._receiving.by(caller.tenant, caller.subject)
+
+    async def _planned(self, asked: pb.PlanRequest | pb.GenerateStreamRequest, caller: Caller) -> pb.PlanResponse:
+        jobs = await self._intake.plan(asked.request, caller, image_count(asked.n, self._context.settings))
+        return pb.PlanResponse(jobs=[self._calls.answers.job(job) for job in jobs])
 
     def _count_erasure(self, owner: str) -> None:
         """Raise RateLimitError for a caller that erases more than ERASURES."""

@@ -1,11 +1,12 @@
-"""Calls that run under an API key: they end when the key does, and each tenant has so many open at once."""
+"""Calls that run under an API key: they end when the key does, and each tenant has so many open at once, the unread
+ones included."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -33,6 +34,8 @@ class OpenCalls:
         """ended: what a caller reads whose key ended during its call; most: returns a tenant's calls that may be open
         at once; refused: called with the error and the call's name for each call beyond."""
         self._ended, self._tasks = ended, defaultdict[str, dict[asyncio.Task[Any], ApiKey]](dict)
+        self._unread = Counter[str]()
+        """Calls, by tenant, whose handlers have returned, and whose answers wait until their clients read them."""
         self._most, self._refused = most, refused
         self._stopped = set[asyncio.Task[Any]]()
 
@@ -80,11 +83,17 @@ class OpenCalls:
             del self._tasks[tenant][task]
             if not self._tasks[tenant]:
                 del self._tasks[tenant]
+            self._unread[tenant] += 1
+            task.add_done_callback(lambda _: self._read(tenant))
+
+    def _read(self, tenant: str) -> None:
+        self._unread[tenant] -= 1
+        self._unread += Counter()  # without those that have none
 
     def _check(self, tenant: str, call: str) -> None:
         """Raise RateLimitError if the tenant has as many calls open as it may."""
         most = self._most(tenant)
-        if most is not None and len(self._tasks.get(tenant, ())) >= most:
+        if most is not None and len(self._tasks.get(tenant, ())) + self._unread[tenant] >= most:
             said = f"this tenant has {most} calls open, which is its limit (tenant_limits); end one, and ask again"
             error = RateLimitError(said, retry_after_s=1.0)
             self._refused(error, call)

@@ -30,7 +30,8 @@ def http(guarded: Guarded, key: str = "") -> httpx.AsyncClient:
 async def test_a_stranger_gets_nothing_but_probes_and_the_document(guarded: Guarded) -> None:
     for key in ("", "sk-elsewhere", "aik_none." + "x" * 43, guarded.keys["alice"][:-2] + "zz"):
         async with http(guarded, key) as client:
-            for method, path in (("POST", IMAGES), ("POST", "/v1/nothing"), ("GET", "/v1/models")):
+            gets = ("/v1/models", "/v1/nothing", "/v1/videos?limit=x", f"/v1/images/{'x' * 99}/content")
+            for method, path in (("POST", IMAGES), ("POST", "/v1/nothing"), *(("GET", path) for path in gets)):
                 answer = await client.request(method, path, content=b"{no json" if method == "POST" else b"")
                 assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
                 assert answer.headers["www-authenticate"] == "Bearer"

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from services.gateway import uploads
 from services.gateway.http import connections
+from services.gateway.http.server import _Server
 from shared.runtime import addresses
 from shared.runtime.settings import Settings
-from tests.attacks.conftest import Guarded
+from shared.runtime.tls import https_of
+from tests.attacks.conftest import Guarded, made_certificate
 from tests.attacks.test_http import http
 from tests.attacks.test_uploads import until
 from tests.flows.house import SLOW, house
@@ -94,6 +99,39 @@ async def test_a_client_that_reads_no_answer_is_closed(guarded: Guarded, monkeyp
             await until_broken(writer)
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+async def test_silence_before_the_handshake_is_bounded(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.gateway.http.server.HANDSHAKE_S", 0.3)
+    certificate, key = made_certificate(tmp_path, "used")
+    tls = https_of(settings.model_copy(update={"tls_certificate": str(certificate), "tls_key": str(key)}))
+    assert tls is not None
+
+    async def application(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    config = uvicorn.Config(
+        application,
+        http=connections.Connection,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        ssl_context_factory=lambda _config, _default: tls,
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = asyncio.create_task((secured := _Server(config)).serve([listener]))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        assert await said((reader, writer)) == ""
+        writer.close()
+        port = listener.getsockname()[1]
+        async with httpx.AsyncClient(verify=ssl.create_default_context(cafile=certificate)) as client:
+            assert (await client.get(f"https://127.0.0.1:{port}/")).status_code == 204
+        secured.should_exit = True
+        await serving
+
+
 async def test_a_client_that_reads_slowly_gets_its_whole_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "UNREAD_S", 1.0)
     monkeypatch.setattr(connections, "UNREAD_BYTES", 1)
@@ -133,9 +171,11 @@ async def test_connections_above_the_bound_are_refused(guarded: Guarded, monkeyp
 @pytest.mark.parametrize("length", ["Content-Length: 16777216\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"])
 async def test_a_get_has_no_body(guarded: Guarded, length: str) -> None:
     """200 strangers sent 16 MiB each to the path of an upload, and were refused after the last byte."""
-    async with connected(guarded, f"GET /v1/videos HTTP/1.1\r\nHost: 127.0.0.1\r\n{length}") as connection:
-        first = await asyncio.wait_for(connection[0].readline(), 5.0)
-        assert first.startswith(b"HTTP/1.1 400")
+    get, key = "GET /v1/videos HTTP/1.1\r\nHost: 127.0.0.1\r\n", f"Authorization: Bearer {guarded.keys['alice']}\r\n"
+    for said_first, status in (("", b"401"), (key, b"400")):
+        async with connected(guarded, get, said_first, length) as connection:
+            first = await asyncio.wait_for(connection[0].readline(), 5.0)
+            assert first.startswith(b"HTTP/1.1 " + status)
 
 
 async def test_images_that_are_sent_along_are_few_at_once(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:

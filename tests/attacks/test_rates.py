@@ -8,6 +8,7 @@ import time
 import grpc
 import pytest
 
+from services.gateway.console import sessions
 from services.gateway.console.sessions import COOKIE, CSRF
 from shared.domain.errors import OverloadedError
 from shared.domain.identity import Rate, Role
@@ -58,7 +59,9 @@ async def test_repeats_count_and_http_says_when_to_come_back(guarded: Guarded) -
             await client_of_grpc.generate("a fox")
 
 
-async def test_a_session_of_the_console_has_the_rate_of_its_key(guarded: Guarded) -> None:
+async def test_a_session_of_the_console_has_the_rate_of_its_key(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await guarded.issue("clicker", "rival", [Role.USER], rate=Rate(0.1, 4))
     async with http(guarded) as browser:
         login = await browser.post("/console/api/login", json={"key": guarded.keys["clicker"]})
@@ -69,6 +72,9 @@ async def test_a_session_of_the_console_has_the_rate_of_its_key(guarded: Guarded
         ]
         assert ends[-1] == 429
         assert (await browser.get("/console/api/session", headers=cookies)).json()["signed_in"], "reads do not count"
+        monkeypatch.setattr(sessions, "LISTS_RATE", Rate(0.1, 3))
+        lists = [(await browser.get("/console/api/jobs", headers=cookies)).status_code for _ in range(4)]
+        assert lists == [200, 200, 200, 429]
 
 
 async def test_guessed_keys_take_no_tokens(guarded: Guarded) -> None:

@@ -13,6 +13,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from protos import gateway_pb2
 from shared.catalog.jobs.lanes import Taken
 from shared.client import AsyncClient
 from shared.domain.errors import CancelledError, InvalidRequestError, OverloadedError, RateLimitError
@@ -94,6 +95,27 @@ async def test_streams_left_open_are_counted(limited: Limited) -> None:
             gc.enable()
         for job in left:  # so that the server's end does not wait for them
             await greedy.cancel(job.job.id)
+
+
+async def test_answers_that_nobody_reads_are_counted(limited: Limited) -> None:
+    """A call counted until its handler returned, so a client could leave any number of images to the server's
+    memory."""
+    it, keys = limited
+    metadata = (("authorization", f"Bearer {keys['streamers']}"),)
+    async with client(limited, "streamers") as greedy:
+        picture = await greedy.generate("a fox", steps=1, cache="off")
+        narrow = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]  # of the window for unread bytes
+        async with grpc.aio.insecure_channel(it.process.address, options=narrow) as channel:
+            get = channel.unary_stream("/afterimage.gateway.v1.GatewayService/GetJob")  # looks the same to the server
+            asked = gateway_pb2.GetJobRequest(job_id=picture.job.id, picture=True).SerializeToString()
+            unread = [get(asked, metadata=metadata) for _ in range(2)]
+            await asyncio.gather(*(call.initial_metadata() for call in unread))
+            for _ in range(2):
+                with pytest.raises(OverloadedError, match="this tenant has 2 calls open, which is its limit"):
+                    await greedy.list_jobs()
+            assert await unread[0].read()
+            assert await greedy.list_jobs()
+            unread[1].cancel()
 
 
 async def test_a_call_beyond_the_limit_is_reported_by_its_name() -> None:

@@ -109,6 +109,20 @@ async def test_forged_and_foreign_tokens_open_nothing(provider: Settings) -> Non
             assert text[:60] not in said
 
 
+async def test_whatever_decoding_raises_is_a_refusal(provider: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Early versions of joserfc bound no header: one of nested brackets wrote a traceback into the log."""
+
+    def decode(*_: Any, **_options: Any) -> Any:
+        raise RecursionError("maximum recursion depth exceeded")
+
+    read = Tokens.of(provider)
+    assert read is not None
+    await read.refresh()
+    monkeypatch.setattr(jwt, "decode", decode)
+    with pytest.raises(UnauthenticatedError, match="this token is refused: maximum recursion"):
+        read.read(token())
+
+
 async def test_roles_come_from_the_token_and_from_nowhere_else(provider: Settings) -> None:
     read = Tokens.of(provider)
     assert read is not None

@@ -125,6 +125,29 @@ async def test_a_flood_of_one_caller_leaves_room_for_others(guarded: Guarded, mo
             assert planned.job.plan.start_step == 1
 
 
+async def test_an_image_in_the_only_message_takes_a_place_too(guarded: Guarded) -> None:
+    """It was decoded without one: a flood of small files that decode to large images held up everybody's uploads."""
+    asked = common_pb2.Request(prompt="a fox", image=RED, steps=2)
+    held = receiving(guarded)
+    async with guarded.client("alice") as client:
+        stub, metadata = client._stub, client._metadata()
+        plan = gateway_pb2.PlanRequest(request=asked)
+        with contextlib.ExitStack() as flood:
+            with contextlib.suppress(OverloadedError):
+                while True:
+                    flood.enter_context(held.by("acme", "alice"))
+            for call in (
+                stub.Generate(gateway_pb2.GenerateRequest(request=asked), metadata=metadata),
+                stub.GenerateStream(gateway_pb2.GenerateStreamRequest(request=asked), metadata=metadata).read(),
+                stub.Plan(plan, metadata=metadata),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await call
+                assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await stub.Plan(plan, metadata=metadata)).jobs
+    assert held.count == 0
+
+
 async def test_an_upload_ends_with_its_key(guarded: Guarded) -> None:
     await guarded.issue("leaver", "acme", [Role.USER])
     found = parsed(guarded.keys["leaver"])

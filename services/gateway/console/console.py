@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import time
@@ -189,7 +188,7 @@ def routes(api: Api, sessions: Sessions, live: Live, operations: Operations, sim
         job = await own_job(api.jobs, job_id, user(request), api.settings.data_dir)
         content, kind = await api.calls.answers.picture(job), "png"
         if size == "thumb" and find_spec("PIL") is not None:
-            content, kind = await asyncio.to_thread(_thumb, content), "webp"
+            content, kind = await api.conversions.run(job.request.tenant, _thumb, content), "webp"
         headers = {"Cache-Control": "private, max-age=3600, immutable", "X-Content-Type-Options": "nosniff"}
         return Response(content, media_type=f"image/{kind}", headers=headers)
 

@@ -13,16 +13,21 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from shared.domain.errors import PermissionDeniedError, UnauthenticatedError
-from shared.domain.identity import ANONYMOUS, ApiKey, Principal, Role, parsed
+from shared.domain.identity import ANONYMOUS, ApiKey, Principal, Rate, Role, parsed
 from shared.service.door import Door
+from shared.service.rates import Buckets
 
 API = "/console/api/"
 """Paths whose caller is the session's, never that of an `Authorization` header."""
 LOGIN = f"{API}login"
 COOKIE = "afterimage_session"
+LISTS = f"{API}jobs"
 CSRF = "x-csrf-token"
 LIFETIME_S = 12 * 3600
 """Seconds after which a session ends and the key is asked for again."""
+LISTS_RATE = Rate(10.0, 200)
+"""Pages of jobs that the sessions of a key read: a search by words reads all of them, and an open list refreshes
+itself every 5 s, so they count apart from the key's rate."""
 _TOKEN = re.compile(r"([a-z0-9]{1,32})\.([0-9]{1,12})\.[A-Za-z0-9_-]{43}")
 _NOBODY = Principal("", "", frozenset())
 
@@ -34,7 +39,7 @@ class Sessions:
     """
 
     def __init__(self, door: Door, secret: bytes, *, key_needed: bool) -> None:
-        self._door, self._key_needed = door, key_needed
+        self._door, self._key_needed, self._lists = door, key_needed, Buckets("session")
         self._secret = hmac.digest(secret, b"console", "sha256")
 
     def begin(self, text: str) -> str:
@@ -58,7 +63,8 @@ class Sessions:
         """Return who sends a request of the console, and the session's key; None without a session.
 
         Raises UnauthenticatedError, PermissionDeniedError for a change without its token, and RateLimitError for a
-        change above the key's rate. Pages read many small images, so reads do not count.
+        change above the key's rate, or a list of jobs above LISTS_RATE. Pages read many small images, so other reads
+        do not count.
         """
         if scope["path"] == LOGIN:
             return _NOBODY, None
@@ -72,10 +78,18 @@ class Sessions:
         if key is not None:
             if changes:
                 self._door.count(key, scope["path"])
+            elif scope["path"] == LISTS:
+                self._count_list(key)
             return key.principal, key
         if self._key_needed:
             raise UnauthenticatedError("the console needs a session: sign in with a key of `afterimage keys create`")
         return ANONYMOUS, None
+
+    def _count_list(self, key: ApiKey) -> None:
+        now = time.monotonic()
+        self._lists.tidy(now)
+        self._lists.check(key.id, LISTS_RATE, now)
+        self._lists.take(key.id, LISTS_RATE, now)
 
     def holds(self, scope: Scope) -> bool:
         """Return whether the request has the session of a live key."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from protos import embedder_pb2, retriever_pb2
 from protos.embedder_pb2_grpc import EmbedderServiceStub
@@ -24,8 +25,10 @@ MOST = 100
 class Similar:
     """Finds what is in the cache: an image leaves the search with its last cached state."""
 
-    def __init__(self, context: Context, jobs: Rows) -> None:
-        self._context, self._jobs = context, jobs
+    def __init__(self, context: Context, jobs: Rows, planning: Callable[[str], asyncio.Semaphore]) -> None:
+        """planning: returns a tenant's places for plans. Searches take the same ones, or a flood of them would make
+        other tenants' requests time out."""
+        self._context, self._jobs, self._planning = context, jobs, planning
 
     async def jobs(self, text: str, who: Caller) -> list[tuple[Job, float]]:
         """Return the caller's jobs and the cosine of their prompts to the text, the nearest first.
@@ -33,6 +36,10 @@ class Similar:
         They are the caller's among the MOST nearest entries that it may start from, which a tenant's callers share. A
         private entry is found if its request named no user. Raises the error of the embedder or the retriever.
         """
+        async with self._planning(who.tenant):
+            return await self._nearest(text, who)
+
+    async def _nearest(self, text: str, who: Caller) -> list[tuple[Job, float]]:
         embedder = self._context.stub(EmbedderServiceStub, "embedder")
         user = under(who.subject, "")
         asked = embedder_pb2.EmbedTextRequest(texts=[text], owner=owner_key(Scope.PRIVATE, who.tenant, user))

@@ -13,7 +13,8 @@ from starlette.requests import Request
 from services.gateway.http.api import Api
 from services.gateway.http.errors import described
 from services.gateway.http.fields import EditFields, ImageFields
-from services.gateway.http.pictures import Output, converted
+from services.gateway.http.identity import caller
+from services.gateway.http.pictures import Output
 from services.gateway.http.requests import ignored_of
 from shared.client.views import Failed, Picture
 from shared.domain.types import PlanSource
@@ -27,11 +28,13 @@ class ImageAnswers:
     fields: ImageFields
     base: str
     """Address that image URLs begin with."""
+    tenant: str
+    """Whose turn conversions take."""
 
     @classmethod
     def to(cls, request: Request, fields: ImageFields, api: Api) -> ImageAnswers:
         base = api.settings.http_public_url or str(request.base_url)
-        return cls(api, fields, base.rstrip("/"))
+        return cls(api, fields, base.rstrip("/"), caller(request).tenant)
 
     @property
     def event(self) -> str:
@@ -66,7 +69,9 @@ class ImageAnswers:
         return {"b64_json": await self.base64(await self._png(picture)), **told}
 
     async def base64(self, png: bytes) -> str:
-        return base64.b64encode(await converted(png, self.output, self.fields.output_compression)).decode()
+        quality = self.fields.output_compression
+        image = await self.api.conversions.image(self.tenant, png, self.output, quality, made=True)
+        return base64.b64encode(image).decode()
 
     async def _png(self, picture: Picture) -> bytes:
         """Return the image, also where it was too large for a gRPC message."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -13,6 +13,7 @@ from protos import common_pb2 as pb
 from services.gateway.caller import Caller
 from services.gateway.http.fields import ErrorAnswer
 from services.gateway.http.identity import Callers
+from services.gateway.http.pictures import Conversions
 from services.gateway.http.signed_urls import Signer
 from services.gateway.pending_calls import Calls, PendingCall
 from services.gateway.served_models import Models
@@ -40,6 +41,7 @@ class Api:
     readiness: Readiness
     started_at: float
     """Unix seconds."""
+    conversions: Conversions = field(default_factory=Conversions)
 
     async def accept(
         self,
@@ -53,8 +55,8 @@ class Api:
     ) -> None:
         """Accept the request's jobs. Its image is stored then, leaves the memory, and makes room for others."""
         await self.calls.accept(calls, message, who, durable=durable, previews=previews)
-        for field in ("image", "mask"):
-            message.ClearField(field)
+        for part in ("image", "mask"):
+            message.ClearField(part)
         if held := request.scope.get(HELD):
             held.close()
 
@@ -68,7 +70,7 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorAnswer} for status in sorted({400, 403, 500, *statuses})}
 
 
-READS = refusals(401, 404, 503)
+READS = refusals(401, 404, 429, 503)
 GENERATES = refusals(401, 404, 408, 409, 413, 429, 503, 504)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,12 +20,8 @@ KINDS: Mapping[Variant, str] = {
 """Media type of each variant; `source` is the animated PNG as stored."""
 
 
-async def clip_file(job: pb.Job, png: bytes, variant: Variant) -> bytes:
-    """Return a variant of a clip. Encoding takes a thread."""
-    return png if variant == "source" else await asyncio.to_thread(_written, job, png, variant)
-
-
-def _written(job: pb.Job, png: bytes, variant: Variant) -> bytes:
+def clip_file(job: pb.Job, png: bytes, variant: Variant) -> bytes:
+    """Return a variant of a clip other than its source. Encoding takes long: call it on a thread."""
     clip = picture_of(job, png)
     assert isinstance(clip, Clip)
     with tempfile.TemporaryDirectory(prefix="afterimage-") as folder:

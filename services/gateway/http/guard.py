@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -90,6 +90,14 @@ def _origin_of(url: str) -> list[str]:
     parts = urlsplit(url.lower())
     default = {"http": ":80", "https": ":443"}.get(parts.scheme, "")
     return [f"{parts.scheme}://{parts.netloc.removesuffix(default)}"] if parts.netloc else []
+
+
+def _needs_caller(scope: Scope) -> bool:
+    """Return whether a stranger's request is refused before it is parsed; pages, probes and signed URLs are open."""
+    if scope["method"] not in _BODILESS:
+        return True
+    signed = scope["path"].startswith("/v1/images/") and "signature" in QueryParams(scope["query_string"])
+    return scope["path"].startswith("/v1/") and not signed
 
 
 def has_files(scope: Scope) -> bool:
@@ -184,7 +192,7 @@ class Admission:
 
         try:
             with self._callers.noted(scope), contextlib.ExitStack() as held:
-                if scope["method"] not in _BODILESS:
+                if _needs_caller(scope):
                     principal(scope)
                     if has_files(scope):
                         who = caller(Request(scope))

@@ -22,7 +22,7 @@ from services.gateway.http.errors import HttpError
 from services.gateway.http.fields import STREAM, EditFields, ImageFields, Images
 from services.gateway.http.forms import MULTIPART, media_type, read_form
 from services.gateway.http.identity import caller
-from services.gateway.http.pictures import Output, check_output, converted
+from services.gateway.http.pictures import Output, check_output
 from services.gateway.http.requests import edit_request, image_request
 from services.gateway.own_jobs import own_job
 from services.gateway.validation import image_count
@@ -93,7 +93,7 @@ def routes(api: Api) -> APIRouter:
                 raise HttpError(400, "expires: must be there beside signature", "expires", "missing")
             api.signer.check(job_id, output, expires, signature, time.time())
             job = await api.jobs.get(job_id)
-        picture = await converted(await api.calls.answers.picture(job), output)
+        picture = await api.conversions.image(job.request.tenant, await api.calls.answers.picture(job), output)
         lifetime_s = 60 if expires is None else max(int(expires - time.time()), 0)
         headers = {"Cache-Control": f"private, max-age={lifetime_s}", "X-Content-Type-Options": "nosniff"}
         return Response(picture, media_type=f"image/{output}", headers=headers)

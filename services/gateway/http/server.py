@@ -8,6 +8,7 @@ import errno
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import uvicorn
 
@@ -33,6 +34,10 @@ from shared.runtime.tls import https_of
 from shared.service import Context
 from shared.service.door import keys_needed
 
+HANDSHAKE_S = 5.0
+"""Seconds in which a TLS handshake must end; connections count from then on."""
+BACKLOG = 1024
+"""Connections that may wait until this process accepts them."""
 GRACE_S = 2
 """Seconds that running requests have at the end."""
 
@@ -51,11 +56,10 @@ class HttpServer:
         callers = Callers(context.door, settings, sessions)
         jobs = context.backends.catalog.jobs
         api = Api(settings, calls, models, jobs, callers, receiving, signer, context.readiness, time.time())
+        similar = Similar(context, jobs, calls.planning)
         tls = https_of(settings)
         config = uvicorn.Config(
-            app_of(
-                api, console.routes(api, sessions, Live(context, calls), Operations(context), Similar(context, jobs))
-            ),
+            app_of(api, console.routes(api, sessions, Live(context, calls), Operations(context), similar)),
             http=Connection,
             ws="none",
             lifespan="off",
@@ -66,7 +70,7 @@ class HttpServer:
             timeout_graceful_shutdown=GRACE_S,
             ssl_context_factory=(lambda _config, _default: tls) if tls else None,
         )
-        self._server = _Server(config)
+        self._server, self._conversions = _Server(config), api.conversions
         self._task: asyncio.Task[None] | None = None
         self._listener = listener_of(settings)
         self.address = "" if self._listener is None else _url(settings, self._listener, secure=tls is not None)
@@ -83,10 +87,25 @@ class HttpServer:
             await asyncio.gather(self._task, return_exceptions=True)
         if self._listener is not None:
             self._listener.close()
+        self._conversions.close()
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the process has its own."""
+    """uvicorn without its signal handlers, since the process has its own, and with a bound on TLS handshakes."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup([])
+        given = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        tls = self.config.ssl
+        for listener in sockets or ():
+            server = await asyncio.get_running_loop().create_server(
+                partial(Connection, **given),
+                sock=listener,
+                backlog=BACKLOG,
+                ssl=tls,
+                ssl_handshake_timeout=HANDSHAKE_S if tls else None,
+            )
+            self.servers.append(server)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -107,7 +126,7 @@ def listener_of(settings: Settings) -> socket.socket | None:
     host = host.strip("[]")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, int(port)), family=family, backlog=1024)
+        return socket.create_server((host, int(port)), family=family, backlog=BACKLOG)
     except (OSError, ValueError, OverflowError) as error:
         if address == HTTP_LISTEN and getattr(error, "errno", 0) == errno.EADDRINUSE:
             why = f"another process listens on {address}; AFTERIMAGE_HTTP_LISTEN names another host:port"

@@ -82,8 +82,11 @@ def routes(api: Api) -> APIRouter:
     async def content(request: Request, video_id: VideoId, variant: Variant = "video") -> Response:
         """Return a finished clip as MP4, its first frame, or a strip of its frames."""
         job = await _own(api, video_id, caller(request))
-        png = await api.calls.answers.picture(job)
-        return Response(await clip_file(api.calls.answers.job(job), png, variant), media_type=KINDS[variant])
+        file = await api.calls.answers.picture(job)
+        if variant != "source":
+            given = api.calls.answers.job(job), file, variant
+            file = await api.conversions.run(job.request.tenant, clip_file, *given)
+        return Response(file, media_type=KINDS[variant])
 
     return router
 
