@@ -1,22 +1,57 @@
-"""The check of who may erase which data: a caller its own jobs, a tenant's admin those of the tenant, an operator all.
+"""Erasures, and the check of who may erase which data: a caller its own jobs, a tenant's admin those of the tenant, an
+operator all.
 
 A caller without a key may erase jobs of callers without a key.
 """
 
 from __future__ import annotations
 
-from protos import cache_maintainer_pb2, gateway_pb2
+from protos import cache_maintainer_pb2, common_pb2, gateway_pb2
+from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from services.gateway.caller import Caller, check_tenant
 from services.gateway.own_jobs import own_job
 from shared.catalog import Catalog
 from shared.domain.errors import InvalidRequestError, NotFoundError, PermissionDeniedError
-from shared.domain.identity import Principal, Role
+from shared.domain.identity import Principal, Rate, Role
 from shared.domain.ids import is_id
+from shared.runtime import rpc
 from shared.runtime.settings import Settings
-from shared.service import LONGEST_CALL_S
+from shared.service import LONGEST_CALL_S, Context
+from shared.service.rates import Buckets
 
 TIMEOUT_S = LONGEST_CALL_S
 """Time limit of one erasure in seconds: of a whole tenant it reads every plan."""
+ERASURES = Rate(1.0, 30)
+"""Erasures of a caller who is no operator: each walks through the plans of all jobs."""
+
+
+class Eraser:
+    """Has the cache maintainer erase what callers ask for, over gRPC and HTTP."""
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._erasures = context, Buckets("caller")
+
+    async def erase(
+        self, request: gateway_pb2.EraseRequest, caller: Caller, who: Principal, actor: str
+    ) -> common_pb2.Erasure:
+        """Return what was removed. Raises what `to_erase` raises, and RateLimitError above ERASURES."""
+        place = self._context
+        try:
+            asked = await to_erase(request, caller, who, actor, place.backends.catalog, place.settings)
+        except (PermissionDeniedError, NotFoundError) as error:
+            if place.door is not None:
+                place.door.note_refused(actor, "Erase", error.code, target_of(request))
+            raise
+        if Role.OPERATOR not in who.roles or not who.subject:  # anonymous callers have every role
+            self._count(caller.owner)
+        stub = place.stub(CacheMaintainerServiceStub, "cache_maintainer")
+        return (await rpc.call(stub.Erase, asked, timeout_s=TIMEOUT_S)).erasure
+
+    def _count(self, owner: str) -> None:
+        now = self._context.clock.monotonic()
+        self._erasures.tidy(now)
+        self._erasures.check(owner, ERASURES, now)
+        self._erasures.take(owner, ERASURES, now)
 
 
 async def to_erase(

@@ -12,11 +12,9 @@ import grpc
 
 from protos import common_pb2
 from protos import gateway_pb2 as pb
-from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from protos.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
 from services.gateway.caller import Caller, caller_of
-from services.gateway.erasing import TIMEOUT_S as ERASE_S
-from services.gateway.erasing import target_of, to_erase
+from services.gateway.erasing import Eraser
 from services.gateway.http.server import HttpServer
 from services.gateway.intake import Intake
 from services.gateway.own_jobs import own_job, own_jobs
@@ -28,24 +26,19 @@ from services.gateway.sweeper import Sweeper
 from services.gateway.uploads import Receiving
 from services.gateway.validation import default_refused, image_count, page_size, page_token
 from shared.bus.hints import Hints
-from shared.domain.errors import AfterimageError, NotFoundError, PermissionDeniedError
-from shared.domain.identity import Rate, Role
+from shared.domain.errors import AfterimageError
 from shared.domain.messages import DataErased, Message, WorkerReported
 from shared.domain.types import Job, JobState
 from shared.models import ModelCard, of_images, served_cards
-from shared.runtime import rpc
 from shared.runtime.own_version import own_version
 from shared.runtime.rpc_types import state_from_proto
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, counted_when_scraped, log
 from shared.service import Context
 from shared.service.door import actor_of, calling
-from shared.service.rates import Buckets
 
 LOCAL_PEERS = ("unix:", "ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D")
 """Prefixes of gRPC peer names of callers on this machine."""
-ERASURES = Rate(1.0, 30)
-"""Erasures of a caller who is no operator: each walks through the plans of all jobs."""
 NOTED_S, LOOK_S = 2.0, 0.02
 """Seconds that CancelJob waits until the worker has recorded the cost of a running job; first delay between reads of
 the row."""
@@ -71,7 +64,7 @@ class GatewayService(GatewayServiceServicer):
         self._roster = Roster(context.settings.report_s, cards)
         self._reports = await bus.subscribe([WorkerReported, DataErased], self._reported)
         self._receiving = Receiving(context.settings.max_upload_bytes)
-        self._erasures = Buckets("caller")
+        self._eraser = Eraser(context)
         self._intake = Intake(context, models, self._hints, self._roster)
         await self._intake.standalones.read()
         self._calls = Calls(
@@ -93,7 +86,7 @@ class GatewayService(GatewayServiceServicer):
         if catalog.process_local:
             await self._sweeper.recover()
         if settings.http_listen:
-            self._http = HttpServer(context, self._calls, models, self._receiving)
+            self._http = HttpServer(context, self._calls, models, self._receiving, self._eraser)
         loops = self._sweeper.run(), self._intake.standalones.keep_fresh()
         self._tasks = [asyncio.create_task(one) for one in loops]
 
@@ -190,18 +183,8 @@ class GatewayService(GatewayServiceServicer):
         return pb.CancelJobResponse(job=self._calls.answers.job(await self._noted(await self._calls.cancel(job.id))))
 
     async def Erase(self, request: pb.EraseRequest, context: Any) -> pb.EraseResponse:
-        place, who, actor = self._context, calling(), actor_of(context)
-        try:
-            asked = await to_erase(request, _caller(context), who, actor, place.backends.catalog, place.settings)
-        except (PermissionDeniedError, NotFoundError) as error:
-            if place.door is not None:
-                place.door.note_refused(actor, "Erase", error.code, target_of(request))
-            raise
-        if Role.OPERATOR not in who.roles or not who.subject:  # anonymous callers have every role
-            self._count_erasure(_caller(context).owner)
-        stub = place.stub(CacheMaintainerServiceStub, "cache_maintainer")
-        reply = await rpc.call(stub.Erase, asked, timeout_s=ERASE_S)
-        return pb.EraseResponse(erasure=reply.erasure)
+        erasure = await self._eraser.erase(request, _caller(context), calling(), actor_of(context))
+        return pb.EraseResponse(erasure=erasure)
 
     async def Locate(self, request: pb.LocateRequest, context: Any) -> pb.LocateResponse:
         local = context.peer().startswith(LOCAL_PEERS)
@@ -219,13 +202,6 @@ class GatewayService(GatewayServiceServicer):
     async def _planned(self, asked: pb.PlanRequest | pb.GenerateStreamRequest, caller: Caller) -> pb.PlanResponse:
         jobs = await self._intake.plan(asked.request, caller, image_count(asked.n, self._context.settings))
         return pb.PlanResponse(jobs=[self._calls.answers.job(job) for job in jobs])
-
-    def _count_erasure(self, owner: str) -> None:
-        """Raise RateLimitError for a caller that erases more than ERASURES."""
-        now = self._context.clock.monotonic()
-        self._erasures.tidy(now)
-        self._erasures.check(owner, ERASURES, now)
-        self._erasures.take(owner, ERASURES, now)
 
     def _assigned(self, cards: Mapping[str, ModelCard]) -> frozenset[str] | None:
         """Return the models that some worker runs, the video model included; None: unknown."""

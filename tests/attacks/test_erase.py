@@ -19,7 +19,7 @@ from protos import cache_maintainer_pb2, gateway_pb2
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from protos.gateway_pb2_grpc import GatewayServiceStub
 from services.cli.app import app
-from services.gateway import service
+from services.gateway import erasing
 from shared.client import Accepted
 from shared.client.credentials import API_KEY
 from shared.domain.errors import (
@@ -153,17 +153,17 @@ async def test_what_others_made_of_it_loses_its_root_and_its_copies(guarded: Gua
 
 
 async def test_a_users_data_goes_and_that_of_a_namesake_elsewhere_stays(guarded: Guarded) -> None:
-    await new_caller(guarded, "leaver")
-    async with guarded.client("leaver") as leaver, guarded.client("eve") as eve, eraser(guarded, "chief") as erase:
+    await new_caller(guarded, "quitter")
+    async with guarded.client("quitter") as leaver, guarded.client("eve") as eve, eraser(guarded, "chief") as erase:
         mine = [await leaver.generate(f"a blue heron {number}", steps=10, user="ann") for number in range(2)]
         label = await leaver.generate("a blue stork", steps=10, user="zoe")
-        other = await eve.generate("a blue heron", steps=10, user="leaver")
+        other = await eve.generate("a blue heron", steps=10, user="quitter")
         for one in (*mine, label, other):
             await guarded.house.settled(one)
-        assert (await erase(user="leaver/ann"))["jobs"] == 2
+        assert (await erase(user="quitter/ann"))["jobs"] == 2
         assert (await leaver.get_job(label.job.id)).job.id == label.job.id
-        assert (await erase(user="leaver"))["jobs"] == 1
-        assert await erase(user="leaver") == {}  # a second call finds nothing
+        assert (await erase(user="quitter"))["jobs"] == 1
+        assert await erase(user="quitter") == {}  # a second call finds nothing
         assert not (await leaver.list_jobs())[0]
         assert (await eve.get_picture(other.job.id)).png == other.png
 
@@ -260,7 +260,7 @@ async def test_a_failing_store_is_reported_and_a_second_call_ends_it(
 
 async def test_erasures_of_a_caller_have_a_rate(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each walks through the plans of all jobs, and nothing else of the cache goes on meanwhile."""
-    monkeypatch.setattr(service, "ERASURES", Rate(0.1, 2))
+    monkeypatch.setattr(erasing, "ERASURES", Rate(0.1, 2))
     await new_caller(guarded, "eager")
     async with guarded.client("eager") as client, eraser(guarded, "eager") as erase, eraser(guarded, "ops") as operate:
         first, second, third = [(await client.generate("a tapir", steps=2, seed=seed)).job.id for seed in range(3)]
@@ -275,7 +275,7 @@ async def test_anonymous_callers_have_that_rate_too(
     tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have every role, and passed for operators."""
-    monkeypatch.setattr(service, "ERASURES", Rate(0.001, 2))
+    monkeypatch.setattr(erasing, "ERASURES", Rate(0.001, 2))
     settings = without_keys(tmp_path, tiny)
     async with house(settings) as it:
         made = [(await it.client.generate("a tapir", steps=2, seed=seed)).job.id for seed in range(3)]

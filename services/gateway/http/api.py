@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from protos import common_pb2 as pb
+from protos import gateway_pb2
 from services.gateway.caller import Caller
+from services.gateway.erasing import Eraser
 from services.gateway.http.fields import ErrorAnswer
-from services.gateway.http.identity import Callers
+from services.gateway.http.identity import Callers, caller, principal
 from services.gateway.http.pictures import Conversions
 from services.gateway.http.signed_urls import Signer
 from services.gateway.pending_calls import Calls, PendingCall
@@ -37,6 +39,7 @@ class Api:
     """Jobs of the catalog."""
     callers: Callers
     receiving: Receiving
+    eraser: Eraser
     signer: Signer
     readiness: Readiness
     started_at: float
@@ -60,6 +63,12 @@ class Api:
         if held := request.scope.get(HELD):
             held.close()
 
+    async def erase(self, request: Request, job_id: str) -> None:
+        """Erase a job of the caller, or its entry. Raises what `Eraser.erase` raises."""
+        who, client = principal(request.scope), request.client
+        actor = f"{who.tenant}/{who.subject}" if who.subject else f"anonymous at {client.host if client else 'unknown'}"
+        await self.eraser.erase(gateway_pb2.EraseRequest(job_id=job_id), caller(request), who, actor)
+
 
 class ClientGoneError(Exception):
     """The client left; nobody reads an answer."""
@@ -71,6 +80,7 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 READS = refusals(401, 404, 429, 503)
+ERASES = READS | refusals(408, 413, 504)
 GENERATES = refusals(401, 404, 408, 409, 413, 429, 503, 504)
 
 

@@ -221,6 +221,12 @@ class Videos(BaseModel):
     has_more: bool
 
 
+class DeletedImage(BaseModel):
+    id: str
+    object: Literal["image.deleted"]
+    deleted: bool
+
+
 class DeletedVideo(BaseModel):
     id: str
     object: Literal["video.deleted"]

@@ -17,9 +17,9 @@ from protos import common_pb2 as pb
 from services.gateway.caller import Caller
 from services.gateway.http import events
 from services.gateway.http.answers import ImageAnswers
-from services.gateway.http.api import GENERATES, READS, Api, unless_gone
+from services.gateway.http.api import ERASES, GENERATES, READS, Api, unless_gone
 from services.gateway.http.errors import HttpError
-from services.gateway.http.fields import STREAM, EditFields, ImageFields, Images
+from services.gateway.http.fields import STREAM, DeletedImage, EditFields, ImageFields, Images
 from services.gateway.http.forms import MULTIPART, media_type, read_form
 from services.gateway.http.identity import caller
 from services.gateway.http.pictures import Output, check_output
@@ -41,6 +41,7 @@ LastEventId = Annotated[
         "Idempotency-Key, has what follows.",
     ),
 ]
+JobId = Annotated[str, Path(max_length=64)]
 _EDIT = {
     "requestBody": {
         "required": True,
@@ -80,7 +81,7 @@ def routes(api: Api) -> APIRouter:
     )
     async def content(
         request: Request,
-        job_id: Annotated[str, Path(max_length=64)],
+        job_id: JobId,
         output: Annotated[Output, Query(alias="format")] = "png",
         expires: Annotated[int | None, Query(ge=0, le=2**53)] = None,
         signature: Annotated[str | None, Query(max_length=64)] = None,
@@ -97,6 +98,12 @@ def routes(api: Api) -> APIRouter:
         lifetime_s = 60 if expires is None else max(int(expires - time.time()), 0)
         headers = {"Cache-Control": f"private, max-age={lifetime_s}", "X-Content-Type-Options": "nosniff"}
         return Response(picture, media_type=f"image/{output}", headers=headers)
+
+    @router.delete("/v1/images/{job_id}", response_model=DeletedImage, responses=ERASES)
+    async def delete(request: Request, job_id: JobId) -> Response:
+        """Erase the job of an image, with its prompt, its image and its cache entry, for good."""
+        await api.erase(request, job_id)
+        return JSONResponse({"id": job_id, "object": "image.deleted", "deleted": True})
 
     return router
 

@@ -17,6 +17,7 @@ from services.gateway.console.live import Live
 from services.gateway.console.operations import Operations
 from services.gateway.console.sessions import Sessions
 from services.gateway.console.similar import Similar
+from services.gateway.erasing import Eraser
 from services.gateway.http.api import Api
 from services.gateway.http.app import app_of
 from services.gateway.http.connections import Connection
@@ -45,7 +46,7 @@ GRACE_S = 2
 class HttpServer:
     """Listens from the start on, and answers from `serve` on."""
 
-    def __init__(self, context: Context, calls: Calls, models: Models, receiving: Receiving) -> None:
+    def __init__(self, context: Context, calls: Calls, models: Models, receiving: Receiving, eraser: Eraser) -> None:
         """Raises ConfigurationError for an address, a secret or a certificate that cannot be used."""
         assert context.door is not None
         assert context.readiness is not None
@@ -55,7 +56,7 @@ class HttpServer:
         sessions = Sessions(context.door, secret, key_needed=keys_needed(settings, settings.http_listen))
         callers = Callers(context.door, settings, sessions)
         jobs = context.backends.catalog.jobs
-        api = Api(settings, calls, models, jobs, callers, receiving, signer, context.readiness, time.time())
+        api = Api(settings, calls, models, jobs, callers, receiving, eraser, signer, context.readiness, time.time())
         similar = Similar(context, jobs, calls.planning)
         tls = https_of(settings)
         config = uvicorn.Config(

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from services.gateway.caller import Caller
-from services.gateway.http.api import GENERATES, READS, Api, refusals
+from services.gateway.http.api import ERASES, GENERATES, READS, Api
 from services.gateway.http.clip_files import KINDS, Variant, clip_file
 from services.gateway.http.errors import HttpError
 from services.gateway.http.fields import DeletedVideo, Video, VideoFields, Videos
@@ -69,13 +69,12 @@ def routes(api: Api) -> APIRouter:
         """Return a clip's job."""
         return JSONResponse(video(await _own(api, video_id, caller(request)), api))
 
-    @router.delete("/v1/videos/{video_id}", response_model=DeletedVideo, responses=READS | refusals(408, 409, 413))
+    @router.delete("/v1/videos/{video_id}", response_model=DeletedVideo, responses=ERASES)
     async def delete(request: Request, video_id: VideoId) -> Response:
-        """Cancel a clip that is not finished. Finished ones expire by themselves."""
+        """Cancel a clip that has not ended; erase one that has, with its prompt, its frames and its cache entry."""
         job = await _own(api, video_id, caller(request), "cancel job")
         if (await api.calls.cancel(job.id)).state is not JobState.CANCELLED:
-            rule = f"video {video_id} has ended; it expires {api.settings.results_keep_s:g} s after that"
-            raise HttpError(409, rule, "video_id", "video_ended", "conflict_error")
+            await api.erase(request, job.id)
         return JSONResponse({"id": job.id, "object": "video.deleted", "deleted": True})
 
     @router.get("/v1/videos/{video_id}/content", response_class=Response, responses=READS | {200: {"content": _FILES}})

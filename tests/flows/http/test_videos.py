@@ -36,7 +36,10 @@ async def test_a_clip_is_a_job(sdk: openai.AsyncOpenAI, http: httpx.AsyncClient)
     for variant, kind, frames in (("thumbnail", "WEBP", 1), ("spritesheet", "JPEG", 1), ("source", "PNG", 8)):
         image = Image.open(io.BytesIO((await http.get(f"/v1/videos/{asked.id}/content?variant={variant}")).content))
         assert (image.format, getattr(image, "n_frames", 1)) == (kind, frames)
-    with pytest.raises(openai.ConflictError, match="expires"):
+    assert (await sdk.videos.delete(asked.id)).deleted
+    with pytest.raises(openai.NotFoundError):
+        await sdk.videos.download_content(asked.id)
+    with pytest.raises(openai.NotFoundError):
         await sdk.videos.delete(asked.id)
 
 
