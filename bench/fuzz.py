@@ -153,12 +153,12 @@ def calls(draw: st.DrawFn, paths: Sequence[str]) -> Call:
 
 @dataclass
 class Calls:
-    """Makes calls one round after the other, and counts how they end. inner: address of the services behind the
-    gateway; keys: by role."""
+    """Makes calls one round after the other, and counts how they end. keys: by role; inner: address of the services
+    behind the gateway."""
 
     address: str
-    inner: str
     keys: dict[str, str]
+    inner: str
     statuses: Counter[str] = field(default_factory=Counter)
     wrong: dict[str, str] = field(default_factory=dict)
     """Path, wrong status and details → the least calls that end so."""
@@ -220,7 +220,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
     with scratch() as folder, one_process({**settings, "allow_anonymous": "never"}, folder) as server:
         keys = {str(role): f"Bearer {issue_key(folder, str(role), 'acme', [role])}" for role in Role}
         time.sleep(2 * EVERY_S)  # until the server has read the keys
-        figures = _rounds(Calls(server.url, _inner(server.url, keys[Role.OPERATOR]), keys), asked, server.pid)
+        figures = _rounds(Calls(server.url, keys, _inner(server.url, keys[Role.OPERATOR])), asked, server.pid)
         alive = server.alive
     return {**figures, "alive": alive, "exit_code": server.returned}
 

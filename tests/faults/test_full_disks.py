@@ -89,9 +89,9 @@ async def test_the_data_directory(small: Settings, tmp_path: Path) -> None:
             # not a byte is left in the middle of a job
             running = await late(it, "a blue ball", seed=2)
             disk.fill()
-            for asked in ({"prompt": "a green cone", "seed": 3}, {"prompt": "a red cube", "seed": 1}):
+            for prompt, seed in (("a green cone", 3), ("a red cube", 1)):
                 with pytest.raises(StorageFullError, match="the data directory's disk has 0 MiB left"):
-                    await it.client.generate(**asked, steps=10, variation="same")
+                    await it.client.generate(prompt, seed=seed, steps=10, variation="same")
             assert (await it.client.get_picture(kept.job.id)).png == kept.png
             await asyncio.sleep(4.0)
             assert not running.done()

@@ -77,7 +77,8 @@ async def test_pages_of_listed_origins_may_call(settings: Settings) -> None:
     catalog = await open_catalog(changed.catalog_url)
     nothing: Any = None
     door = Door(catalog, changed, needed=False)
-    api = Api(changed, nothing, Models({}, ""), nothing, Callers(door, changed), *[nothing] * 4, 0.0)
+    callers, models = Callers(door, changed), Models({}, "")
+    api = Api(changed, nothing, models, nothing, callers, nothing, nothing, nothing, nothing, 0.0)
     transport = httpx.ASGITransport(app_of(api))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
         asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
