@@ -18,7 +18,7 @@ from shared.domain.errors import InvalidRequestError
 from shared.models.devices import single_threaded
 from shared.models.quality import look
 from shared.runtime.batching import MicroBatcher
-from shared.runtime.remembered import Remembered
+from shared.runtime.expiring import ExpiringCache
 from shared.runtime.telemetry import METRICS
 from shared.service import Context
 
@@ -45,7 +45,7 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
         loop = asyncio.get_running_loop()
         folder = encoder_folder(settings.encoder)
         self._encoder: Encoder = await loop.run_in_executor(self._thread, Encoder, folder)
-        self._remembered: Remembered[OwnText, Embedded] = Remembered(settings.embed_cache)
+        self._remembered: ExpiringCache[OwnText, Embedded] = ExpiringCache(settings.embed_cache)
         self._texts: MicroBatcher[OwnText, Answer] = MicroBatcher(
             lambda batch: self._encode("embed_forward", self._encoder.texts, [text for _, text in batch]),
             seats=BATCH_TEXTS,

@@ -35,23 +35,17 @@ class Eraser:
         self, request: gateway_pb2.EraseRequest, caller: Caller, who: Principal, actor: str
     ) -> common_pb2.Erasure:
         """Return what was removed. Raises what `to_erase` raises, and RateLimitError above ERASURES."""
-        place = self._context
+        context = self._context
         try:
-            asked = await to_erase(request, caller, who, actor, place.backends.catalog, place.settings)
+            asked = await to_erase(request, caller, who, actor, context.backends.catalog, context.settings)
         except (PermissionDeniedError, NotFoundError) as error:
-            if place.door is not None:
-                place.door.note_refused(actor, "Erase", error.code, target_of(request))
+            if context.door is not None:
+                context.door.note_refused(actor, "Erase", error.code, target_of(request))
             raise
         if Role.OPERATOR not in who.roles or not who.subject:  # anonymous callers have every role
-            self._count(caller.owner)
-        stub = place.stub(CacheMaintainerServiceStub, "cache_maintainer")
+            self._erasures.use(caller.owner, ERASURES, context.clock.monotonic())
+        stub = context.stub(CacheMaintainerServiceStub, "cache_maintainer")
         return (await rpc.call(stub.Erase, asked, timeout_s=TIMEOUT_S)).erasure
-
-    def _count(self, owner: str) -> None:
-        now = self._context.clock.monotonic()
-        self._erasures.tidy(now)
-        self._erasures.check(owner, ERASURES, now)
-        self._erasures.take(owner, ERASURES, now)
 
 
 async def to_erase(

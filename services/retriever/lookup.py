@@ -132,8 +132,12 @@ class Lookup:
         nothing = of_latents is None and not of_pictures and not (objects and backgrounds)
         if entries is None or (nothing and asked.degraded):
             return None
+        tenant = asked.question.request.tenant
+        of_latents, of_pictures, objects, backgrounds = (
+            self._shown(hits, entries, tenant) for hits in (of_latents, of_pictures, objects, backgrounds)
+        )
         found = Found(of_latents, of_pictures, entries, objects, backgrounds)
-        return found if crowd == 1 else _crowded(found, asked.question.request.tenant, crowd, limit or few, few)
+        return found if crowd == 1 else _crowded(found, tenant, crowd, limit or few, few)
 
     async def _further(self, asked: Asked, vector: Vector, found: Found) -> Found | None:
         """Search again with more latent candidates; None when that fails."""
@@ -143,18 +147,22 @@ class Lookup:
         if of_latents is None or entries is None:
             return None
         tenant = asked.question.request.tenant
-        kept = in_a_crowd(of_latents, entries, tenant, self._settings.crowd(tenant))
+        kept = in_a_crowd(self._shown(of_latents, entries, tenant) or [], entries, tenant, self._settings.crowd(tenant))
         return replace(found, latents=kept, entries={**found.entries, **entries})
 
     async def _entries_of(self, asked: Asked, *hits: Sequence[Hit] | None) -> Mapping[str, Entry] | None:
         ids = list(dict.fromkeys(hit.entry_id for some in hits for hit in some or ()))
-        found = await self._within(asked, "catalog", self._entries.read(ids)) if ids else {}
-        tenant = asked.question.request.tenant
-        return found and {entry_id: one for entry_id, one in found.items() if self._shared(one, tenant)}
+        return await self._within(asked, "catalog", self._entries.read(ids)) if ids else {}
 
-    def _shared(self, entry: Entry, tenant: str) -> bool:
-        """Return whether an entry that the index shows to this tenant is its own, or of a tenant that shares still."""
-        return entry.scope is not Scope.PUBLIC or entry.tenant == tenant or self._settings.shares(entry.tenant)
+    def _hides(self, entry: Entry | None, tenant: str) -> bool:
+        """Return whether an entry that the index shows to this tenant is of another one that no longer shares."""
+        if entry is None or entry.scope is not Scope.PUBLIC or entry.tenant == tenant:
+            return False
+        return not self._settings.shares(entry.tenant)
+
+    def _shown(self, hits: list[Hit] | None, entries: Mapping[str, Entry], tenant: str) -> list[Hit] | None:
+        """Return the hits without those of tenants that no longer share."""
+        return hits and [hit for hit in hits if not self._hides(entries.get(hit.entry_id), tenant)]
 
     def trimmed(self, plan: Plan) -> Plan:
         """Return the plan without those candidates of a wider search that were not chosen."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias
 
@@ -38,7 +39,7 @@ from shared.runtime import rpc
 from shared.runtime.rpc_types import forecast_from_proto, parts_from_proto, plan_to_proto, request_from_proto
 from shared.runtime.telemetry import log
 from shared.service import Context
-from shared.service.door import note_operator
+from shared.service.door import operator_recorded
 
 Planned: TypeAlias = Plan  # inside the servicer its rpc hides the name
 EMBEDDER_TIMEOUT_S = 30.0
@@ -123,7 +124,10 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             )
 
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
-        self._note(context, "plan", request.tenant, request.request.user)
+        with self._recorded(context, "plan", request.tenant, request.request.user):
+            return await self._planned(request)
+
+    async def _planned(self, request: pb.PlanRequest) -> pb.PlanResponse:
         asked = await self._asked(request)
         if request.dry_run:
             return pb.PlanResponse(plan=plan_to_proto(await self._start(asked, request)))
@@ -136,7 +140,10 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         return pb.PlanResponse(plan=plan_to_proto(plan))
 
     async def Nearest(self, request: pb.NearestRequest, context: Any) -> pb.NearestResponse:
-        self._note(context, "nearest", request.tenant, request.user)
+        with self._recorded(context, "nearest", request.tenant, request.user):
+            return await self._neighbours(request)
+
+    async def _neighbours(self, request: pb.NearestRequest) -> pb.NearestResponse:
         vector = vector_in(request.vector)
         if vector is None:
             raise InvalidRequestError("vector", "must be there")
@@ -147,9 +154,9 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         hits = await self._backends.index.search("whole", vector, where, request.limit)
         return pb.NearestResponse(hits=[pb.Neighbour(entry_id=one.entry_id, similarity=one.similarity) for one in hits])
 
-    def _note(self, context: Any, action: str, tenant: str, user: str) -> None:
+    def _recorded(self, context: Any, action: str, tenant: str, user: str) -> AbstractContextManager[object]:
         """Record an operator who reads what a user's requests start from."""
-        note_operator(context, self._settings.data_dir, action, f"user {user} of tenant {tenant}")
+        return operator_recorded(context, self._settings.data_dir, action, f"user {user} of tenant {tenant}")
 
     async def _start(self, asked: Asked, message: pb.PlanRequest) -> Planned:
         request = asked.question.request

@@ -17,7 +17,7 @@ from services.text_extractor.choice import open_extractor
 from shared.domain.errors import InvalidRequestError
 from shared.domain.parts import Parts
 from shared.runtime.batching import MicroBatcher
-from shared.runtime.remembered import Remembered
+from shared.runtime.expiring import ExpiringCache
 from shared.runtime.telemetry import METRICS
 from shared.service import Context
 
@@ -37,7 +37,7 @@ class TextExtractorService(pb_grpc.TextExtractorServiceServicer):
         self._thread = ThreadPoolExecutor(1, "text_extractor")
         loop = asyncio.get_running_loop()
         self._extractor = await loop.run_in_executor(self._thread, open_extractor, settings)
-        self._remembered: Remembered[OwnPrompt, Extraction] = Remembered(settings.extract_cache)
+        self._remembered: ExpiringCache[OwnPrompt, Extraction] = ExpiringCache(settings.extract_cache)
         self._prompts: MicroBatcher[OwnPrompt, Extraction] = MicroBatcher(self._run, seats=self._extractor.seats)
 
     def register(self, server: grpc.aio.Server) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import accumulate
 from pathlib import Path
 
 import structlog
@@ -96,10 +97,10 @@ def local_actor() -> str:
 
 def _cut(text: str) -> str:
     """Return the beginning of a text whose JSON has LONGEST bytes at most, beside the quotes."""
-    text = text[:LONGEST]
-    while len(json.dumps(text)) > LONGEST + 2:
-        text = text[:-1]
-    return text
+    if len(json.dumps(text[: LONGEST + 1])) <= LONGEST + 2:
+        return text
+    ends = accumulate(len(json.dumps(char)) - 2 for char in text[:LONGEST])
+    return text[: sum(end <= LONGEST for end in ends)]
 
 
 def _full(path: Path) -> bool:
@@ -119,7 +120,8 @@ def _old(path: Path) -> bool:
             if older.exists() and older.stat().st_mtime < (now - KEPT_AGE).timestamp():
                 older.unlink()
         with path.open(errors="replace") as lines:  # a line begins with its time
-            return lines.readline() < f'{{"time": "{(now - FILE_AGE).isoformat(timespec="milliseconds")}'
+            first = lines.readline()  # none, where a full disk took no line
+            return bool(first) and first < f'{{"time": "{(now - FILE_AGE).isoformat(timespec="milliseconds")}'
     return False
 
 

@@ -34,7 +34,7 @@ from shared.domain.identity import (
     parsed,
 )
 from shared.runtime import rpc, rpc_server
-from shared.runtime.audit import REFUSALS, local_actor, record
+from shared.runtime.audit import REFUSALS, local_actor, record, recorded
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, log
 from shared.runtime.tls import OPERATOR, mesh_name
@@ -99,11 +99,14 @@ def certificate_names(context: Any) -> frozenset[str]:
     return frozenset(name.decode(errors="replace") for name in context.auth_context().get(SHOWN, ()))
 
 
-def note_operator(context: Any, data_dir: Path, action: str, target: str) -> None:
-    """Record a call that an operator makes, with a key or the operator's certificate. The services' own calls of the
-    same method leave no line."""
+def operator_recorded(
+    context: Any, data_dir: Path, action: str, target: str
+) -> contextlib.AbstractContextManager[object]:
+    """Record a call that an operator makes, with a key or the operator's certificate, as `recorded` does. The services'
+    own calls of the same method leave no line."""
     if calling().subject or mesh_name(OPERATOR) in certificate_names(context):
-        record(data_dir, actor=actor_of(context), action=action, target=target)
+        return recorded(data_dir, actor=actor_of(context), action=action, target=target)
+    return contextlib.nullcontext()
 
 
 def loopback(address: str) -> bool:

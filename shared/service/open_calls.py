@@ -1,10 +1,9 @@
-"""Calls that run under an API key: they end when the key does, and each tenant has so many open at once, the unread
-ones included."""
+"""Calls that run under an API key: they end when the key does, and each tenant has so many open at once. A call whose
+answer is not sent yet is open."""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -106,8 +105,6 @@ def within(entered: Within, handler: Any) -> Any:
         return handler
     kind = "_".join("stream" if one else "unary" for one in (handler.request_streaming, handler.response_streaming))
     answer, around = getattr(handler, kind), _stream if handler.response_streaming else _single
-    if not (inspect.isasyncgenfunction(answer) or inspect.iscoroutinefunction(answer)):  # reflection
-        return handler
     made: Any = getattr(grpc, f"{kind}_rpc_method_handler")
     return made(around(entered, answer), handler.request_deserializer, handler.response_serializer)
 

@@ -30,6 +30,12 @@ class Buckets:
         if rate is not None:
             self._full_at[name] = max(self._full_at.get(name, now), now) + 1 / rate.per_s
 
+    def use(self, name: str, rate: Rate, now: float) -> None:
+        """Take one token, or raise RateLimitError; forget the buckets that are full again."""
+        self.tidy(now)
+        self.check(name, rate, now)
+        self.take(name, rate, now)
+
     def tidy(self, now: float) -> None:
         """Forget the buckets that are full again."""
         self._full_at = {name: at for name, at in self._full_at.items() if at > now}

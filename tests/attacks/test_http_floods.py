@@ -103,7 +103,7 @@ async def test_a_client_that_reads_no_answer_is_closed(guarded: Guarded, monkeyp
 async def test_silence_before_the_handshake_is_bounded(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.gateway.http.server.HANDSHAKE_S", 0.3)
+    monkeypatch.setattr("services.gateway.http.server.HANDSHAKE_S", 1.0)
     certificate, key = made_certificate(tmp_path, "used")
     tls = https_of(settings.model_copy(update={"tls_certificate": str(certificate), "tls_key": str(key)}))
     assert tls is not None

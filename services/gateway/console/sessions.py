@@ -79,17 +79,11 @@ class Sessions:
             if changes:
                 self._door.count(key, scope["path"])
             elif scope["path"] == LISTS:
-                self._count_list(key)
+                self._lists.use(key.id, LISTS_RATE, time.monotonic())
             return key.principal, key
         if self._key_needed:
             raise UnauthenticatedError("the console needs a session: sign in with a key of `afterimage keys create`")
         return ANONYMOUS, None
-
-    def _count_list(self, key: ApiKey) -> None:
-        now = time.monotonic()
-        self._lists.tidy(now)
-        self._lists.check(key.id, LISTS_RATE, now)
-        self._lists.take(key.id, LISTS_RATE, now)
 
     def holds(self, scope: Scope) -> bool:
         """Return whether the request has the session of a live key."""

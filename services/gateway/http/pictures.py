@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
-from collections import Counter
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any, Literal
-from weakref import WeakValueDictionary
 
 from shared.domain.errors import InvalidRequestError, OverloadedError
 
 Output = Literal["png", "jpeg", "webp"]
 QUALITY = 95
 """Quality of JPEG and WebP images for which a request names no `output_compression`, 0–100."""
-MOST_ASKED = 64
-"""Conversions of one tenant that run or wait; reads beyond are refused. A page of the console asks for six at once."""
+MOST_WAITING = 128
+"""Conversions of one tenant that wait; reads beyond are refused. A browser asks for six at once."""
 _AT_ONCE = 2
 """Conversions that run at the same time."""
 
@@ -29,14 +29,14 @@ def check_output(output: Output) -> None:
 
 
 class Conversions:
-    """Threads that convert images and clips, one of each tenant at a time: no flood of them holds up other tenants, or
-    a worker of this process, which encodes its images on the event loop's own threads."""
+    """Threads that convert images and clips, waiting tenants in turn: a flood of one holds up neither the others nor a
+    worker of this process, which encodes its images on the event loop's own threads."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_AT_ONCE, "conversions")
-        self._places = WeakValueDictionary[str, asyncio.Semaphore]()
-        """The place of each tenant that has conversions."""
-        self._asked = Counter[str]()
+        self._running = 0
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """Those who wait for a thread, by tenant; the tenant in front has the next turn."""
 
     async def image(
         self, tenant: str, png: bytes, output: Output, quality: int | None = None, *, made: bool = False
@@ -51,19 +51,48 @@ class Conversions:
     async def run(self, tenant: str, convert: Callable[..., bytes], *given: Any, made: bool = False) -> bytes:
         """Return what `convert` makes of the given values, on a thread, once it is this tenant's turn.
 
-        made: of a request that just generated it, which is never refused. Raises OverloadedError for others of a tenant
-        that has MOST_ASKED.
+        made: of a request that just generated it, which goes before the tenant's others and is never refused. Raises
+        OverloadedError for others of a tenant that has MOST_WAITING.
         """
-        if not made and self._asked[tenant] >= MOST_ASKED:
-            said = f"too many images are being converted ({self._asked[tenant]} of your tenant)"
-            raise OverloadedError(said, retry_after_s=1.0)
-        self._asked[tenant] += 1
+        await self._turn(tenant, made)
+        loop = asyncio.get_running_loop()
+
+        def ended(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(self._ended)
+
+        converting = self._threads.submit(convert, *given)
+        converting.add_done_callback(ended)  # not with the caller, who may leave while the thread runs on
+        return await asyncio.wrap_future(converting)
+
+    async def _turn(self, tenant: str, made: bool) -> None:
+        waiting = self._waiting.setdefault(tenant, deque())
+        if not made and len(waiting) >= MOST_WAITING:
+            raise OverloadedError(f"{len(waiting)} images of this tenant wait to be converted", retry_after_s=1.0)
+        turn = asyncio.get_running_loop().create_future()
+        (waiting.appendleft if made else waiting.append)(turn)
+        self._next()
         try:
-            async with self._places.setdefault(tenant, asyncio.Semaphore()):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, convert, *given)
-        finally:
-            self._asked[tenant] -= 1
-            self._asked += Counter()  # without those that have none
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it came at the same time
+                self._ended()
+            raise
+
+    def _ended(self) -> None:
+        self._running -= 1
+        self._next()
+
+    def _next(self) -> None:
+        while self._waiting and self._running < _AT_ONCE:
+            tenant = next(iter(self._waiting))
+            waiting = self._waiting.pop(tenant)
+            turn = waiting.popleft()
+            if waiting:
+                self._waiting[tenant] = waiting  # behind the others
+            if not turn.done():
+                turn.set_result(None)
+                self._running += 1
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -10,16 +10,16 @@ from cachetools import TTLCache
 
 K = TypeVar("K")
 V = TypeVar("V")
-REMEMBERED_S = 3600.0
+KEPT_S = 3600.0
 """Seconds for which a text and its answer stay: an erasure does not reach them."""
 TIDIED = 10
 """Times in this period at which what is too old is deleted, also in an idle process."""
 
 
-class Remembered(TTLCache[K, V]):
-    """The `most` newest answers of the last REMEMBERED_S seconds; 0: none. Belongs to one event loop."""
+class ExpiringCache(TTLCache[K, V]):
+    """The `most` newest answers of the last KEPT_S seconds; 0: none. Belongs to one event loop."""
 
-    def __init__(self, most: int, seconds: float = REMEMBERED_S) -> None:
+    def __init__(self, most: int, seconds: float = KEPT_S) -> None:
         super().__init__(most, seconds, timer=time.monotonic)
         self._tidying = False
 
