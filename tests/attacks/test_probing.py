@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from bench.probing.arena import CASES, Arena, Case
-from bench.probing.attacks import covert_channel, membership
+from bench.probing.attacks import covert_channel, membership, planted_content, prompt_stealing
 from bench.probing.guessing import Rate, wilson
 from shared.domain.identity import Role
 from tests.attacks.conftest import Guarded
@@ -26,7 +26,7 @@ UNLUCKY = 1e-4
 async def place(guarded: Guarded) -> AsyncIterator[Arena]:
     await guarded.issue("prober", "acme", [Role.USER, Role.PUBLISHER])
     await guarded.issue("probing-rival", "rival", [Role.USER, Role.PUBLISHER])
-    names = {"victim": "alice", "colleague": "prober", "stranger": "probing-rival"}
+    names = {"victim": "alice", "colleague": "prober", "bystander": "prober", "stranger": "probing-rival"}
     clients = {role: guarded.client(name) for role, name in names.items()}
     found = Arena(clients, guarded.house.process.context.channel("cache_maintainer"))
     await found.purge()
@@ -60,3 +60,9 @@ async def test_a_covert_channel_ends_at_the_borders_of_the_cache(place: Arena, c
 async def test_a_planted_image_does_not_tell_what_a_colleague_keeps_private(place: Arena, case: Case) -> None:
     """Four of five guesses were right: plans named the private images that had started from the planted one."""
     check(case, await membership(place, case, 40 if case.shared else 140, random.Random(2)))
+
+
+@pytest.mark.parametrize("case", CASES[1::2], ids=[case.name for case in CASES[1::2]])
+async def test_neither_stolen_prompts_nor_planted_images_cross_tenants(place: Arena, case: Case) -> None:
+    check(case, await prompt_stealing(place, case, 80, random.Random(3)))
+    check(case, await planted_content(place, case, 100, random.Random(4)))

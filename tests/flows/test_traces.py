@@ -96,7 +96,7 @@ async def test_no_attribute_has_what_a_client_wrote(make: Make, receiver: Collec
         for wrong in ({"size": canary}, {canary: 1}, {"model": canary}):
             async with httpx.AsyncClient(base_url=home.process.http_address) as http:
                 headers = {"authorization": f"Bearer {canary}", "cookie": canary, "user-agent": canary}
-                path = f"/v1/images/{canary}?{canary}={canary}" if "model" in wrong else "/v1/images/generations"
+                path = f"/v1/pictures/{canary}?{canary}={canary}" if "model" in wrong else "/v1/images/generations"
                 assert (await http.post(path, json={"prompt": canary, **wrong}, headers=headers)).is_client_error
         async with AsyncClient(home.process.address, api_key=canary, retry_s=0.0) as client:
             with pytest.raises(AfterimageError):
