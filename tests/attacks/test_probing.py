@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from bench.probing.arena import CASES, Arena, Case
-from bench.probing.attacks import covert_channel, membership, planted_content, prompt_stealing
+from bench.probing.attacks import covert_channel, membership, planted_content
 from bench.probing.guessing import Rate, wilson
 from shared.domain.identity import Role
 from tests.attacks.conftest import Guarded
@@ -63,6 +63,5 @@ async def test_a_planted_image_does_not_tell_what_a_colleague_keeps_private(plac
 
 
 @pytest.mark.parametrize("case", CASES[1::2], ids=[case.name for case in CASES[1::2]])
-async def test_neither_stolen_prompts_nor_planted_images_cross_tenants(place: Arena, case: Case) -> None:
-    check(case, await prompt_stealing(place, case, 80, random.Random(3)))
+async def test_a_planted_image_starts_nothing_of_another_tenant(place: Arena, case: Case) -> None:
     check(case, await planted_content(place, case, 100, random.Random(4)))
