@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -15,6 +16,7 @@ from services.cli.connection import connected, options
 from services.cli.display.words import candidates_table, counted, job_sheet, jobs_table, wide
 from services.cli.embedded import settings_from
 from shared.client import AsyncClient
+from shared.client.credentials import API_KEY
 from shared.client.image_file import check_place
 from shared.domain.errors import AfterimageError, InvalidRequestError
 from shared.domain.types import JobState, Modality
@@ -50,9 +52,9 @@ def list_jobs(
         target, data_dir, tenant, lambda client: client.list_jobs(state=wanted, page_size=limit, page_token=after)
     )
     out = wide()
-    out.print(
-        jobs_table(views, out.width) if views else f"no jobs{f' that are {state}' if state else ''} of tenant {tenant}"
-    )
+    whose = "this key" if os.environ.get(API_KEY) else f"tenant {tenant}"
+    none = f"no jobs{f' that are {state}' if state else ''} of {whose}"
+    out.print(jobs_table(views, out.width) if views else none)
     if token:
         same = options(limit=limit, state=state, target=target, data_dir=data_dir, tenant=tenant)
         out.print(Text(f"more: afterimage jobs list --after {token}{same}"))

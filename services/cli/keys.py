@@ -54,6 +54,10 @@ def create(
     """
     if burst is not None and rate is None:
         raise InvalidRequestError("burst", "needs rate", burst)
+    if days == 0:
+        raise InvalidRequestError("days", "must be above 0: the key would never work", days)
+    if role and {*role} == {Role.PUBLISHER}:
+        raise InvalidRequestError("role", "publisher needs another one beside it, such as user", "publisher")
     limit = None if rate is None else rate_of(rate, burst)
     key, text = issued(principal_of(tenant, subject, role or [Role.USER]), rate=limit)
     lifetime_s = None if days is None else _seconds("days", days, MOST_DAYS) * DAY_S

@@ -63,6 +63,7 @@ def up(
     settings = settings_from(**locals())
     from shared.models.devices import placed
     from shared.runtime.loop import run
+    from shared.service.door import keys_needed
     from shared.service.process import check_free, serve
 
     telemetry.configure_logging(settings.log_level)
@@ -78,6 +79,9 @@ def up(
             out.print(f"HTTP [bold]{process.http_address or 'off'}[/bold] (OpenAI's images API)")
             metrics = f"http://{settings.metrics_listen}/metrics" if settings.metrics_listen else "off"
             out.print(f"metrics {metrics} · data {settings.data_dir.absolute()} · model {names}")
+            if keys_needed(settings, settings.listen):
+                first = settings.data_dir.absolute() / "bootstrap-key"
+                out.print(f"Callers need a key: AFTERIMAGE_API_KEY; the first one is in {first}", highlight=False)
             out.print("Generate: afterimage generate 'a red fox in the snow'    Stop: Ctrl-C", highlight=False)
 
         run(serve(all_services(settings.workers), placed(settings), on_ready=ready))

@@ -75,6 +75,7 @@ def target_of(request: gateway_pb2.EraseRequest) -> str:
     """Return what a caller asked to erase, for the audit log."""
     what = request.WhichOneof("what")
     said = f"{what.removesuffix('_id')} {getattr(request, what)}" if what else "nothing"
+    said = "everything" if what == "whole_tenant" else said
     return f"{said} of tenant {request.tenant}" if request.tenant else said
 
 

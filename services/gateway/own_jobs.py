@@ -19,6 +19,7 @@ from shared.runtime.audit import FILE, READS, record
 
 ACTS = frozenset({"cancel job", "erase job"})
 """Actions on a job that change it; the others read."""
+LONGEST_ID = 64
 SAME_S = 60.0
 """Seconds in which the same read again leaves no second line: a flood of them pushes out no others."""
 LISTS_AT_ONCE = 2
@@ -31,7 +32,7 @@ _noted: TTLCache[tuple[Path, str, str, str], None] = TTLCache(10_000, SAME_S)
 
 def _unknown(job_id: str) -> str:
     """Return what a caller is told of a job that does not exist for it."""
-    return f"job {job_id[:64]!r}: no such job; it never existed or its result expired"
+    return f"job {job_id[:LONGEST_ID]!r}: no such job; it never existed or its result expired"
 
 
 def note_admin(caller: Caller, data_dir: Path, action: str, target: str, user: str = "") -> None:
@@ -59,7 +60,8 @@ async def own_job(jobs: Rows, job_id: str, caller: Caller, data_dir: Path, actio
     Raises NotFoundError for others, as if the job did not exist.
     """
     try:
-        if "\0" in job_id:  # PostgreSQL refuses such a text
+        # clients cannot read an error with a long text, and PostgreSQL refuses a zero character
+        if len(job_id) > LONGEST_ID or "\0" in job_id:
             raise NotFoundError(_unknown(job_id))
         job = await jobs.get(job_id)
         if caller.may_see(job.request.tenant, job.request.user):

@@ -290,6 +290,8 @@ class Door(grpc.aio.ServerInterceptor):
         return None if key is None or key.expired(time.time()) else key
 
     def _named(self, given: Sequence[Any]) -> ApiKey:
+        if not given:
+            raise UnauthenticatedError(f"{AUTHORIZATION}: no key was sent; {_WHERE}")
         if len(given) != 1:
             raise UnauthenticatedError(f"{AUTHORIZATION}: must be one `Bearer KEY` (got {len(given)}); {_WHERE}")
         scheme, _, text = str(given[0]).partition(" ")

@@ -97,8 +97,9 @@ async def test_tenants_keys_pages_and_ids_are_checked_too(make: Make) -> None:
             await it.client.list_jobs(page_size=1001)
         with pytest.raises(InvalidRequestError, match="page_token"):
             await it.client.list_jobs(page_token="garbage")
-        with pytest.raises(NotFoundError, match="no such job"):
-            await it.client.get_job("../../etc/passwd")
+        for job_id in ("../../etc/passwd", "x" * 60_000):
+            with pytest.raises(NotFoundError, match="no such job"):
+                await it.client.get_job(job_id)
         with pytest.raises(NotFoundError, match="no such job"):
             await it.client.cancel("nothing")
         it.client._tenant = "a:b"

@@ -13,11 +13,17 @@ from starlette.types import Scope
 from services.gateway.caller import Caller, caller_of
 from services.gateway.console.sessions import API, Sessions
 from shared.domain.errors import AfterimageError
-from shared.domain.identity import ANONYMOUS, ApiKey, Principal
+from shared.domain.identity import ANONYMOUS, ApiKey, Principal, Role
 from shared.runtime.settings import Settings
 from shared.service.door import AUTHORIZATION, CLIENTS, Door, keys_needed
 
 _NOTED = "afterimage.principal"
+
+
+def _roles(scope: Scope) -> frozenset[Role]:
+    """Return the roles, one of which a request needs: an operator may erase, as over gRPC."""
+    erases = scope["method"] == "DELETE" and scope["path"].startswith("/v1/images/")
+    return CLIENTS | {Role.OPERATOR} if erases else CLIENTS
 
 
 class Callers:
@@ -40,10 +46,10 @@ class Callers:
             if self._sessions is not None and scope["path"].startswith(API):
                 scope[_NOTED], key = self._sessions.principal(scope)
             elif self._key_needed and not given:  # refused, and counted, only where the path needs a principal
-                scope[_NOTED] = partial(self._door.key_of, given, CLIENTS, scope["path"], key_needed=True)
+                scope[_NOTED] = partial(self._door.key_of, given, _roles(scope), scope["path"], key_needed=True)
                 return nullcontext()
             else:
-                key = self._door.key_of(given, CLIENTS, scope["path"], key_needed=self._key_needed)
+                key = self._door.key_of(given, _roles(scope), scope["path"], key_needed=self._key_needed)
                 scope[_NOTED] = key.principal if key else ANONYMOUS
         except AfterimageError as error:
             scope[_NOTED] = error

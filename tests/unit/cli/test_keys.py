@@ -26,3 +26,7 @@ def test_a_key_is_made_with_a_rate_and_listed_with_it(tmp_path: Path, monkeypatc
     for words in (["--burst", "3"], ["--rate", "fast"], ["--rate", "2/s", "--burst", "0"]):
         with pytest.raises(InvalidRequestError, match=r"rate|burst"):
             afterimage("create", "bot", *words)
+    # keys that could do nothing
+    for words, said in ((["--days", "0"], "days: must be above 0"), (["--role", "publisher"], "role: publisher needs")):
+        with pytest.raises(InvalidRequestError, match=said):
+            afterimage("create", "bot", *words)
