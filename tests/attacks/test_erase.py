@@ -200,7 +200,8 @@ async def test_nobody_erases_beyond_its_role(guarded: Guarded, subject: str, wha
             await erase()
     (line,) = _audit(guarded, REFUSALS)[before:].splitlines()
     (named, value), *_ = what.items()
-    assert f'"action": "refused Erase", "target": "{named} {value}' in line
+    target = "everything" if named == "whole_tenant" else f"{named} {value}"
+    assert f'"action": "refused Erase", "target": "{target}' in line
 
 
 async def test_nobody_erases_a_colleagues_job_and_no_wrong_id_erases_all(guarded: Guarded) -> None:
