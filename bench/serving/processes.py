@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,12 +33,15 @@ def servers_on_path() -> None:
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """Yield a temporary folder that PostgreSQL's own user can read when this process runs as root."""
+    """Yield a temporary folder that PostgreSQL's own user can read when this process runs as root. SIGTERM ends the
+    block as Ctrl-C does: else the servers in the folder would run on without their benchmark."""
     folder = Path(tempfile.mkdtemp(prefix="afterimage-bench-"))
     folder.chmod(0o755)
+    former = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield folder
     finally:
+        signal.signal(signal.SIGTERM, former)
         shutil.rmtree(folder, ignore_errors=True)
 
 
