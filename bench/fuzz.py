@@ -232,7 +232,8 @@ RAW = st.just(b"") | st.binary(max_size=5000) | st.binary(max_size=5000).map(lam
 def measure(asked: argparse.Namespace) -> dict[str, Any]:
     settings = {"large": "noop:", "http_listen": "", "video": "", "segmenter": "", "log_level": "error"}
     with scratch() as folder, one_process({**settings, "allow_anonymous": "never"}, folder) as server:
-        keys = {str(role): f"Bearer {issue_key(folder, str(role), 'acme', [role])}" for role in Role}
+        roles = {role: [role, Role.USER] if role is Role.PUBLISHER else [role] for role in Role}
+        keys = {str(role): f"Bearer {issue_key(folder, str(role), 'acme', given)}" for role, given in roles.items()}
         time.sleep(2 * EVERY_S)  # until the server has read the keys
         figures = _rounds(Calls(server.url, keys, _inner(server.url, keys[Role.OPERATOR])), asked, server.pid)
         alive = server.alive
