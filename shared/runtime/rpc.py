@@ -58,11 +58,18 @@ def channel_options(max_message_bytes: int, received_bytes: int = 0) -> list[tup
     ]
 
 
+LONGEST_SAID = 1000
+"""Most bytes of an error's text. Clients refuse an answer with 8 to 16 KiB of metadata; an error's has its text up to
+three times, once percent-encoded."""
+
+
 def to_status(error: AfterimageError) -> Any:
     """Return the error as a gRPC status with details: BadRequest for a field, RetryInfo a delay, ErrorInfo a reason."""
     details = []
     if isinstance(error, InvalidRequestError):
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.rule)
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=_short(error.field), description=_short(error.rule)
+        )
         details.append(_packed(error_details_pb2.BadRequest(field_violations=[violation])))
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration()
@@ -71,7 +78,12 @@ def to_status(error: AfterimageError) -> Any:
     if reason := next((name for name, kind in _REASONS.items() if isinstance(error, kind)), ""):
         details.append(_packed(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN)))
     code = getattr(grpc.StatusCode, error.code)
-    return rpc_status.to_status(status_pb2.Status(code=code.value[0], message=error.outside, details=details))
+    return rpc_status.to_status(status_pb2.Status(code=code.value[0], message=_short(error.outside), details=details))
+
+
+def _short(text: str) -> str:
+    data = text.encode(errors="replace")
+    return text if len(data) <= LONGEST_SAID else f"{data[:LONGEST_SAID].decode(errors='ignore')} …"
 
 
 def _packed(message: Any) -> any_pb2.Any:

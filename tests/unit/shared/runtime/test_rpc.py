@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 import pytest
@@ -112,3 +114,14 @@ async def test_a_service_that_is_away_is_unavailable() -> None:
         with pytest.raises(UnavailableError) as caught:
             await rpc.call(client.Plan, pb.PlanRequest(), timeout_s=2)
     assert caught.value.outside == "does not answer"  # gRPC's own words name the address
+
+
+@pytest.mark.parametrize(
+    "error", [NotFoundError("🦊" * 60_000), InvalidRequestError("prompt", "y" * 60_000, "z" * 60_000)]
+)
+def test_an_error_is_never_too_long_for_its_client(error: AfterimageError) -> None:
+    """A long id in an error came to the client as RESOURCE_EXHAUSTED, which asks it to come back."""
+    status = rpc.to_status(error)
+    sizes = [len(quote(status.details)), *(len(base64.b64encode(value)) for _, value in status.trailing_metadata)]
+    assert sum(sizes) < 8192
+    assert status.details.endswith("…")
