@@ -240,3 +240,10 @@ async def test_inspect_pages_newest_first(small: Settings) -> None:
         (one,) = (await home.stub.Inspect(pb.InspectRequest(entry_id=first), timeout=5)).entries
         assert (one.prompt, one.width, one.steps) == ("a", 64, 50)
         assert [(state.step, state.score) for state in one.states] == [(k, k) for k in (5, 10, 15, 20, 25)]
+
+
+async def test_a_model_of_a_name_that_no_folder_has_is_refused(small: Settings) -> None:
+    """It was looked up as a folder, which ended as an internal error."""
+    async with house(small) as home:
+        with pytest.raises(InvalidRequestError, match="model: must have at most 255 bytes"):
+            await rpc.call(home.stub.Quality, pb.QualityRequest(model="🦊" * 64), timeout_s=5)
