@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate
 from pathlib import Path
+from typing import BinaryIO
 
 import structlog
 
@@ -53,8 +54,7 @@ def record(
     path = data_dir / file
     try:
         private_folder(data_dir, tighten=False)
-        if _full(path) or _old(path):
-            _rotate(path)
+        _rotate_if_due(path)
         with open(path, "a", opener=private_opener) as lines:  # one write of one line: processes do not mix theirs
             lines.write(f"{line}\n")
     except OSError as error:
@@ -103,35 +103,41 @@ def _cut(text: str) -> str:
     return text[: sum(end <= LONGEST for end in ends)]
 
 
-def _full(path: Path) -> bool:
-    with suppress(FileNotFoundError):
-        return path.stat().st_size >= MOST_BYTES
-    return False
-
-
-def _old(path: Path) -> bool:
-    """Return whether the first line is too old, and remove older files that are; False between two looks."""
-    if time.monotonic() < _look_at.get(path, 0.0):
-        return False
-    _look_at[path] = time.monotonic() + LOOK_EVERY_S
-    now = datetime.now(UTC)
-    with suppress(FileNotFoundError):  # there is none yet, or another process removes the same ones
-        for older in (path.with_name(f"{path.name}.{number}") for number in range(1, KEPT + 1)):
-            if older.exists() and older.stat().st_mtime < (now - KEPT_AGE).timestamp():
-                older.unlink()
-        with path.open(errors="replace") as lines:  # a line begins with its time
-            first = lines.readline()  # none, where a full disk took no line
-            return bool(first) and first < f'{{"time": "{(now - FILE_AGE).isoformat(timespec="milliseconds")}'
-    return False
-
-
-def _rotate(path: Path) -> None:
-    with suppress(FileNotFoundError), open(path, "r+b") as full:  # another process may rename the same ones
-        fcntl.flock(full, fcntl.LOCK_EX)
-        if not os.path.samestat(os.fstat(full.fileno()), path.stat()):  # it has rotated them
+def _rotate_if_due(path: Path) -> None:
+    """Rename a file that is full, or whose first line is too old; once in LOOK_EVERY_S also remove older files that are
+    too old."""
+    look = time.monotonic() >= _look_at.get(path, 0.0)
+    with suppress(FileNotFoundError):  # there is none yet, or another process renames or removes the same ones
+        if look:
+            _look_at[path] = time.monotonic() + LOOK_EVERY_S
+            _remove_old(path)
+        if not look and path.stat().st_size < MOST_BYTES:
             return
-        for number in range(KEPT - 1, 0, -1):
-            older = path.with_name(f"{path.name}.{number}")
-            if older.exists():
-                older.replace(path.with_name(f"{path.name}.{number + 1}"))
-        path.replace(path.with_name(f"{path.name}.1"))
+        with open(path, "r+b") as lines:
+            fcntl.flock(lines, fcntl.LOCK_EX)
+            # of the opened file, and under the lock: another process may have rotated since the look
+            if _due(lines) and os.path.samestat(os.fstat(lines.fileno()), path.stat()):
+                _shift(path)
+
+
+def _due(lines: BinaryIO) -> bool:
+    if os.fstat(lines.fileno()).st_size >= MOST_BYTES:
+        return True
+    oldest = (datetime.now(UTC) - FILE_AGE).isoformat(timespec="milliseconds")
+    first = lines.readline()  # a line begins with its time; none, where a full disk took no line
+    return bool(first) and first < f'{{"time": "{oldest}'.encode()
+
+
+def _remove_old(path: Path) -> None:
+    before = (datetime.now(UTC) - KEPT_AGE).timestamp()
+    for older in (path.with_name(f"{path.name}.{number}") for number in range(1, KEPT + 1)):
+        if older.exists() and older.stat().st_mtime < before:
+            older.unlink()
+
+
+def _shift(path: Path) -> None:
+    for number in range(KEPT - 1, 0, -1):
+        older = path.with_name(f"{path.name}.{number}")
+        if older.exists():
+            older.replace(path.with_name(f"{path.name}.{number + 1}"))
+    path.replace(path.with_name(f"{path.name}.1"))

@@ -242,6 +242,22 @@ def test_a_file_that_another_process_has_rotated_stays(tmp_path: Path, monkeypat
     assert [one["action"] for one in _lines(tmp_path, f"{audit.FILE}.1")] == ["first"]
 
 
+def test_a_file_that_another_process_has_begun_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that came second had seen a full file, and rotated the new one of the first with its one line."""
+    audit.record(tmp_path, actor="a", action="first", target="x" * 200)
+    monkeypatch.setattr(audit, "MOST_BYTES", 250)
+
+    def other_first(*what: Any, **how: Any) -> Any:
+        monkeypatch.delattr(audit, "open")
+        audit.record(tmp_path, actor="a", action="second")
+        return open(*what, **how)
+
+    monkeypatch.setattr(audit, "open", other_first, raising=False)
+    audit.record(tmp_path, actor="a", action="third")
+    assert [one["action"] for one in _lines(tmp_path)] == ["second", "third"]
+    assert [one["action"] for one in _lines(tmp_path, f"{audit.FILE}.1")] == ["first"]
+
+
 def test_old_lines_go_though_the_files_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines had a bound and no age."""
     monkeypatch.setattr(audit, "LOOK_EVERY_S", 0.0)

@@ -29,7 +29,7 @@ class ImageAnswers:
     base: str
     """Address that image URLs begin with."""
     tenant: str
-    """Whose turn conversions take."""
+    """Tenant of the request, whose turn its conversions take."""
 
     @classmethod
     def to(cls, request: Request, fields: ImageFields, api: Api) -> ImageAnswers:

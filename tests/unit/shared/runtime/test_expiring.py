@@ -1,4 +1,4 @@
-"""What stays in memory by texts of clients: a bounded number, for a bounded time, also where nobody asks."""
+"""Answers stay in memory in a bounded number and for a bounded time, also while nobody asks."""
 
 from __future__ import annotations
 
