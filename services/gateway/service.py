@@ -120,7 +120,7 @@ class GatewayService(GatewayServiceServicer):
         caller, count = _caller(context), image_count(request.n, self._context.settings)
         # the caller learns no id, so without a key nobody can ask for the image of a call that was left
         with self._calls.open(count, drop_above_share=not caller.idempotency_key) as calls:
-            with self._place(request.request, caller):
+            with self._upload_place(request.request, caller):
                 await self._calls.accept(calls, request.request, caller, durable=False)
             return await self._calls.result(calls)
 
@@ -129,7 +129,7 @@ class GatewayService(GatewayServiceServicer):
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         caller, previews = _caller(context), request.previews
         with self._calls.open(image_count(request.n, self._context.settings)) as calls:
-            with self._place(request.request, caller):
+            with self._upload_place(request.request, caller):
                 await self._calls.accept(calls, request.request, caller, durable=True, previews=previews)
             async for response in self._calls.stream(calls, previews=previews):
                 yield response
@@ -149,7 +149,7 @@ class GatewayService(GatewayServiceServicer):
                 yield response
 
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
-        with self._place(request.request, caller := _caller(context)):
+        with self._upload_place(request.request, caller := _caller(context)):
             return await self._planned(request, caller)
 
     async def PlanFromImage(
@@ -193,7 +193,7 @@ class GatewayService(GatewayServiceServicer):
 
     # ---- shared by the handlers ----
 
-    def _place(self, request: common_pb2.Request, caller: Caller) -> contextlib.AbstractContextManager[None]:
+    def _upload_place(self, request: common_pb2.Request, caller: Caller) -> contextlib.AbstractContextManager[None]:
         """Count a request that has its image in its only message, as one whose image comes in parts."""
         if not request.image:
             return contextlib.nullcontext()
