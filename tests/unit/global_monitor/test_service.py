@@ -66,6 +66,14 @@ class House:
         call.cancel()
         return answer
 
+    async def page_with(self, line: str, port: int) -> str:
+        """Return the metrics once they hold `line`; until then the workers report, or they would lapse."""
+        async with asyncio.timeout(10):
+            while line not in (page := await page_of(port)):
+                await self.report()
+                await asyncio.sleep(0.02)
+        return page
+
     async def _hear(self, fact: Message) -> None:
         assert isinstance(fact, WorkersAssigned)
         self.said.append(fact)
@@ -108,7 +116,7 @@ async def test_hits_turn_a_worker_into_a_small_one_and_everyone_may_watch(quick:
             await home.ask(hits=8, misses=2)
             await home.until(lambda: sorted(home.models.values()) == ["large", "small"])
             answer = await home.answer()
-            page = await page_of(port)
+            page = await home.page_with('afterimage_assigned_workers{model="small"} 1.0', port)
     assert sorted(one.model for one in answer.assignments) == ["large", "small"]
     assert {one.role for one in answer.assignments} == {"large", "small"}
     assert answer.hit_rate == pytest.approx(0.8)
@@ -117,7 +125,6 @@ async def test_hits_turn_a_worker_into_a_small_one_and_everyone_may_watch(quick:
     assert [dict(change.workers_by_model) for change in answer.history][-1] == {"large": 1, "small": 1}
     assert {lane.lane for lane in answer.lanes} == {"generate.large", "generate.refine"}
     for line in (
-        'afterimage_assigned_workers{model="small"} 1.0',
         'afterimage_monitor_mode{mode="throughput"} 1.0',
         'afterimage_monitor_demand{lane="generate.refine"}',
         'afterimage_monitor_pid{term="output"}',
@@ -132,10 +139,7 @@ async def test_the_page_is_as_live_as_the_terminal_between_two_decisions(quick: 
         async with house(quick.model_copy(update={"monitor_period_s": 600.0})) as home:
             await home.until(lambda: bool(home.said))  # it has decided, and will not again
             await home.ask(hits=8, misses=2)
-            async with asyncio.timeout(10):
-                while "afterimage_monitor_hit_rate 0.8" not in (page := await page_of(port)):
-                    await home.report()
-                    await asyncio.sleep(0.02)
+            page = await home.page_with("afterimage_monitor_hit_rate 0.8", port)
     assert 'afterimage_monitor_waiting{lane="generate.refine"} 4.0' in page  # eight halves
     assert 'afterimage_monitor_waiting{lane="generate.large"} 2.0' in page
     assert 'afterimage_monitor_k_share{k="25"} 0.8' in page
