@@ -97,9 +97,9 @@ class CacheIndex:
         """Publish evictions, split into events that fit the broker's size limit."""
         for start in range(0, max(len(entry_ids), len(holes)), IDS_IN_A_FACT):
             part = slice(start, start + IDS_IN_A_FACT)
-            await self._tell(EntriesEvicted(tuple(entry_ids[part]), tuple(holes[part])))
+            await self.tell(EntriesEvicted(tuple(entry_ids[part]), tuple(holes[part])))
 
-    async def _tell(self, fact: Message) -> None:
+    async def tell(self, fact: Message) -> None:
         """Publish an event; only log a failure, because consumers that miss the event reread the catalog."""
         try:
             await self._backends.bus.publish(fact)

@@ -83,7 +83,7 @@ class Cache(Erasures):
             self._shelve(entry)
         if found:
             await self._index_pending()
-            await self._tell(EntriesCached(tuple(found)))
+            await self.tell(EntriesCached(tuple(found)))
             self._show_sizes(more=len(found))
 
     async def _uncached(self, job_ids: Sequence[str]) -> list[Job]:
@@ -150,7 +150,7 @@ class Cache(Erasures):
         self.doomed.add(left_out([jobs[entry.id] for entry in added], added))
         await self._index_pending()
         if added:
-            await self._tell(EntriesCached(tuple(entry.id for entry in added)))
+            await self.tell(EntriesCached(tuple(entry.id for entry in added)))
             self._show_sizes(more=len(added))
         if failed:
             raise failed[0]

@@ -105,7 +105,7 @@ class Erasures(Removals):
                 self._unindexed.update(ids)
             await self._try(found, "live checks", self._end_checks)  # their jobs have copies of requests
             for start in range(0, len(ids), IDS_IN_A_FACT):
-                await self._tell(DataErased(tuple(ids[start : start + IDS_IN_A_FACT])))
+                await self.tell(DataErased(tuple(ids[start : start + IDS_IN_A_FACT])))
         for job_id, tenant in owners.items():
             if found.left:
                 self._unerased[job_id] = tenant or self._unerased.get(job_id, "")
@@ -126,7 +126,7 @@ class Erasures(Removals):
         with suppress(StorageFullError):
             await self._backends.catalog.custody.erase(ids)  # what an attempt may still store skips the quarantine
             for job_id in await self._backends.catalog.erasing.cancel(ids):
-                await self._tell(JobCancelled(job_id))
+                await self.tell(JobCancelled(job_id))
 
     async def _erase_rows(self, found: Erased, ids: Sequence[str]) -> None:
         catalog = self._backends.catalog

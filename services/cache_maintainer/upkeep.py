@@ -13,6 +13,7 @@ from services.cache_maintainer.pictures import Pictures
 from services.cache_maintainer.recent_entries import NEWEST
 from services.cache_maintainer.retry_schedule import RetrySchedule
 from shared.domain.masks import Mask
+from shared.domain.messages import JobCancelled
 from shared.index.rebuild import repair_index
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import log
@@ -20,6 +21,8 @@ from shared.service import Context
 from shared.service.backends import Backends
 from shared.service.leadership import Leadership
 
+LONGEST_WAIT_S = 30 * 86400.0
+"""Seconds after which a job that still waits is cancelled: the longest deadline that a request may have."""
 MOST_UNNOTED = 1000
 """Jobs whose masks wait to be noted, at most. A clip whose masks are dropped starts no pair, and loses nothing else."""
 
@@ -76,12 +79,13 @@ class Upkeep:
         self._first = [work for work in self._first if not await self._work.guarded(work)]
 
     async def collect(self) -> None:
-        """Expire results, drop entries that are too old or have no more use, and collect orphan blobs.
+        """Cancel jobs that waited too long, expire results, drop entries that are too old or have no more use, and
+        collect orphan blobs.
 
         A step that fails does not stop the other steps.
         """
-        work = (self._expire, self._drop_spent, self.catch_up, self._repair_index, self._collect_orphans)
-        for step in (*work, self.cache.measure):
+        work = (self._cancel_stale, self._expire, self._drop_spent, self.catch_up, self._repair_index)
+        for step in (*work, self._collect_orphans, self.cache.measure):
             await self._work.guarded(step)
 
     async def _segmented(self, job_id: str, mask: Mask) -> None:
@@ -107,6 +111,11 @@ class Upkeep:
 
     async def _expire(self) -> None:
         self.cache.doomed.add(await self._backends.catalog.jobs.expire(self._settings.results_keep_s))
+
+    async def _cancel_stale(self) -> None:
+        for job_id in await self._backends.catalog.jobs.cancel_stale(LONGEST_WAIT_S):
+            log("cache_maintainer").warning("job waited too long", job=job_id)
+            await self.cache.tell(JobCancelled(job_id))
 
     async def _drop_spent(self) -> None:
         await self.cache.drop_spent(self._settings.cache_max_age_s)

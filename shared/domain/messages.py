@@ -61,7 +61,8 @@ class JobQueued(Stored):
 
 @dataclass(frozen=True, slots=True)
 class JobCancelled(Stored):
-    """The job was cancelled by a client, or dropped after its deadline. Its worker stops the job between two steps."""
+    """The job was cancelled by a client, or dropped after its deadline or after too long a wait. Its worker stops
+    the job between two steps."""
 
     job_id: str
 

@@ -18,6 +18,9 @@ RETURNS, SEEN = "afterimage-returns", "afterimage-seen"
 LANE, REASON, AT = "afterimage-lane", "afterimage-reason", "afterimage-at-ms"
 """Headers of a dead letter: its lane, and the reason and time of its dead-lettering."""
 
+KEPT_S = 30 * 86400.0
+"""Seconds after which the broker drops a dead letter that is the oldest, or that somebody lists."""
+
 Other: TypeAlias = tuple[str, bytes] | None
 
 _log = log("bus")
@@ -47,7 +50,9 @@ class Returns:
     async def bury(self, lane: str, task: AbstractIncomingMessage, reason: str, other: Other = None) -> None:
         _log.warning("dead_letter", lane=lane, kind=task.type, reason=reason)
         headers = {LANE: lane, REASON: reason[:2000], AT: time.time_ns() // 1_000_000, RETURNS: _returns_of(task)}
-        await self._publisher.put(DEAD_LETTERS, _copy(task, headers, other))
+        letter = _copy(task, headers, other)
+        letter.expiration = KEPT_S
+        await self._publisher.put(DEAD_LETTERS, letter)
 
 
 def _returns_of(task: AbstractIncomingMessage) -> int:

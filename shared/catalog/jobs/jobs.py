@@ -18,7 +18,7 @@ from shared.catalog.jobs.expiry import NO_LATENTS, Expiry, drop_captured
 from shared.catalog.jobs.exposure import CRASHED, FORGIVEN, HANDED_BACK, SEEN, claimed
 from shared.catalog.jobs.groups import Groups
 from shared.catalog.jobs.idempotency import insert_job, named_by
-from shared.catalog.jobs.job_rows import job_of, jobs_of, update_one
+from shared.catalog.jobs.job_rows import job_of, jobs_of, update_one, update_readable
 from shared.catalog.jobs.lanes import Lanes
 from shared.catalog.jobs.segmenting import Segmenting
 from shared.catalog.jobs.sweeping import Sweeping
@@ -76,6 +76,12 @@ _RETRY = _UPDATE.values(error=sa.bindparam("said"), failures=c.failures + 1, **_
 _RELEASE = _UPDATE.values(**_BACK_FROM_A_WORKER)
 _CANCEL = (
     sa.update(jobs).where(_ID, c.state.in_((QUEUED, RUNNING))).values(state=CANCELLED, **_ENDED).returning(jobs)
+)  # fmt: skip
+_CANCEL_STALE = (
+    sa.update(jobs)
+    .where(c.state == QUEUED, c.created_at < _NOW - sa.bindparam("older_s", type_=sa.Double))
+    .values(state=CANCELLED, error=sa.bindparam("said"), **_ENDED)
+    .returning(jobs)
 )  # fmt: skip
 _STOPPED = (
     sa.update(jobs)
@@ -172,6 +178,11 @@ def _finish(connection: sa.Connection, job_id: str, attempt: int, result: Result
 def _cancel(connection: sa.Connection, job_id: str) -> Job:
     row = connection.execute(_CANCEL, {"job_id": job_id}).first()
     return _get(connection, job_id) if row is None else job_of(row)
+
+
+def _cancel_stale(connection: sa.Connection, older_than_s: float) -> list[str]:
+    said = f"waited for more than {older_than_s / 86400:g} days"
+    return [job.id for job in update_readable(connection, _CANCEL_STALE, {"older_s": older_than_s, "said": said})]
 
 
 def _confirm(connection: sa.Connection, job_ids: Sequence[str]) -> None:
@@ -274,6 +285,11 @@ class Jobs(CheckJobs, Expiry, Groups, Lanes, Segmenting, Sweeping, Urgent):
     async def cancel(self, job_id: str) -> Job:
         """Cancel a job and return its row afterwards: cancelled, or as it had already ended."""
         return await self._database.write(_cancel, job_id)
+
+    async def cancel_stale(self, older_than_s: float) -> builtins.list[str]:
+        """Cancel jobs that were made longer than `older_than_s` ago and still wait, for example because no worker
+        has their model; return their ids."""
+        return await self._database.write(_cancel_stale, older_than_s)
 
     async def stopped(self, job_id: str, attempt: int, result: Result) -> bool:
         """Record the cost of a cancelled job when its worker stopped: a result without an image.

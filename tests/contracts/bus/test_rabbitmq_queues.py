@@ -44,6 +44,22 @@ async def test_a_task_whose_workers_die_too_often_goes_to_the_dead_letters(
     assert await take(receiver, 1) == ["kills"]
 
 
+async def test_a_dead_letter_goes_when_it_is_too_old(
+    bus: RabbitBus, lane: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver = await bus.receive([lane], prefetch=1)
+    for kept_s in (2.0, 60.0):
+        monkeypatch.setattr("shared.bus.rabbitmq.returns.KEPT_S", kept_s)
+        await bus.send(lane, GenerateImage(f"kept for {kept_s:g} s"))
+        assert await (await asyncio.wait_for(receiver.get(), SOON_S)).bury("three errors")
+    letters: list[Any] = []
+    async with asyncio.timeout(SOON_S):
+        while [letter.message for letter in letters] != [GenerateImage("kept for 60 s")]:
+            letters = [letter for letter in await bus.dead_letters() if letter.lane == lane]
+    assert await bus.replay([letters[0].id]) == 1
+    assert await take(receiver, 1) == ["kept for 60 s"]
+
+
 async def test_a_queue_that_was_deleted_is_made_again(bus: RabbitBus, lane: str) -> None:
     receiver = await bus.receive([lane], prefetch=1)
     await bus.send(lane, GenerateImage("a"))

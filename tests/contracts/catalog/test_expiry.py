@@ -97,6 +97,22 @@ async def test_the_image_that_an_unfinished_job_began_with_goes_with_the_job(cat
     assert await catalog.jobs.expire(-1.0) == ["uploads/cancelled.png"]
 
 
+async def test_jobs_that_waited_too_long_are_cancelled_and_no_others(catalog: Catalog) -> None:
+    def age(connection: sa.Connection) -> None:
+        connection.execute(sa.update(jobs).where(jobs.c.id != "young").values(created_at=OLD))
+
+    for name in ("long", "running", "young"):
+        await accepted(catalog, id=name)
+    await catalog._database.write(age)
+    assert await catalog.jobs.claim("running", "worker", 60.0) is not None
+    assert await catalog.jobs.cancel_stale(2 * DAY_S) == ["long"]
+    assert await catalog.jobs.cancel_stale(2 * DAY_S) == []
+    found = await catalog.jobs.get("long")
+    assert (found.state, found.error) == (JobState.CANCELLED, "waited for more than 2 days")
+    assert (await catalog.jobs.get("running")).state is JobState.RUNNING
+    assert (await catalog.jobs.get("young")).state is JobState.QUEUED
+
+
 async def test_an_expiry_goes_on_past_jobs_that_only_another_version_can_read(catalog: Catalog) -> None:
     def spoil(connection: sa.Connection) -> None:
         _ended(connection, EXPIRED_AT_ONCE + 1, OLD)

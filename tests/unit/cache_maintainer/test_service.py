@@ -8,12 +8,13 @@ import pytest
 
 from protos import cache_maintainer_pb2 as pb
 from shared.domain.errors import InvalidRequestError, NotFoundError
-from shared.domain.messages import EntriesCached, EntriesEvicted, JobSucceeded, StateUsed
-from shared.domain.types import CacheMode, PlanSource
+from shared.domain.messages import EntriesCached, EntriesEvicted, JobCancelled, JobSucceeded, StateUsed
+from shared.domain.types import CacheMode, JobState, PlanSource
 from shared.runtime import rpc
 from shared.runtime.clock import ManualClock
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS
+from tests.contracts.nouns import a_job
 from tests.unit.cache_maintainer.house import House, house
 from tests.unit.cached import MODEL, finished_job, request, unit
 from tests.unit.facts import heard
@@ -155,6 +156,20 @@ async def test_results_expire_but_an_entry_with_states_keeps_its_picture(
         await home.service.cache.doomed.delete()
         assert await home.has(f"pictures/{with_states}/1.png")
         assert not await home.has(f"pictures/{without}/1.png")
+
+
+async def test_a_job_that_nobody_begins_is_cancelled_and_said_to_be(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.cache_maintainer.upkeep.LONGEST_WAIT_S", 0.05)
+    async with house(settings) as home:
+        await home.backends.bus.subscribe([JobCancelled], home.hear)
+        await home.backends.catalog.jobs.accept(waiting := a_job())
+        await asyncio.sleep(0.1)
+        await home.service.collect()
+        await heard(home.backends.bus)
+        assert home.facts == [JobCancelled(waiting.id)]
+        assert (await home.backends.catalog.jobs.get(waiting.id)).state is JobState.CANCELLED
 
 
 async def test_after_a_restart_what_was_missed_is_cached_and_orphans_go(small: Settings) -> None:
