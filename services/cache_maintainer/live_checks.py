@@ -11,12 +11,12 @@ from dataclasses import replace
 from protos import embedder_pb2 as pb
 from protos.embedder_pb2_grpc import EmbedderServiceStub
 from shared.catalog.jobs.checks import CHECKS
-from shared.domain.errors import BlobCorruptError, BlobMissingError, NotFoundError
+from shared.domain.errors import BlobCorruptError, BlobMissingError, InvalidRequestError, NotFoundError
 from shared.domain.ids import new_id
 from shared.domain.messages import JobCancelled, lane_of
 from shared.domain.plan_rules import noise_plan
 from shared.domain.types import CacheMode, Job, JobState, Modality, PlanSource, Result, vector_from
-from shared.models.card_lookup import card_for, served_cards
+from shared.models.card_lookup import served_cards
 from shared.models.live_checks import KIND, Checks, checks_from_json, checks_to_json, failures, newly_stopped
 from shared.models.quality import Measures
 from shared.runtime import rpc
@@ -183,8 +183,10 @@ class LiveChecks:
 
 def _weights(model: str, settings: Settings) -> dict[str, str]:
     """Return the weights hashes of the served models, or of this one, by name. Hashing takes a moment."""
-    cards = [card_for(model, settings)] if model else served_cards(settings).values()
-    return {card.name: card.weights_hash for card in cards}
+    cards = served_cards(settings)
+    if model and model not in cards:  # and look up no other: its name may be any path, or fetch files from the hub
+        raise InvalidRequestError("model", f"must be a served model: {', '.join(cards)}", model)
+    return {name: card.weights_hash for name, card in cards.items() if model in ("", name)}
 
 
 def show_stopped(model: str, checks: Checks) -> None:

@@ -31,7 +31,7 @@ from services.cache_maintainer.rpc_messages import (
 from services.cache_maintainer.upkeep import Upkeep
 from services.cache_maintainer.uses import Uses
 from shared.bus import Subscription
-from shared.domain.errors import AfterimageError, InvalidRequestError, UnavailableError
+from shared.domain.errors import AfterimageError, UnavailableError
 from shared.domain.masks import Mask
 from shared.domain.messages import JobQueued, JobSucceeded, Message, StateLost, StateUsed, VideoSegmented
 from shared.models.card_lookup import served_card
@@ -40,8 +40,6 @@ from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
 from shared.service.door import actor_of, calling
 from shared.service.leadership import Leadership
-
-LONGEST_NAME = 255
 
 
 class CacheMaintainerService(Upkeep, pb_grpc.CacheMaintainerServiceServicer):
@@ -281,8 +279,6 @@ class CacheMaintainerService(Upkeep, pb_grpc.CacheMaintainerServiceServicer):
         return pb.CollectResponse(**asdict(found), quarantine_s=self._settings.quarantine_s)
 
     async def Quality(self, request: pb.QualityRequest, context: Any) -> pb.QualityResponse:
-        if (size := len(request.model.encode())) > LONGEST_NAME:  # no file system has a folder of that name
-            raise InvalidRequestError("model", f"must have at most {LONGEST_NAME} bytes", size)
         # the figures name no caller, and the console reads them every few seconds
         noted = self._recorded(context, "quality reset", request.model) if request.reset else nullcontext()
         with noted:

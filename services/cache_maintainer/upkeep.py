@@ -14,6 +14,7 @@ from services.cache_maintainer.recent_entries import NEWEST
 from services.cache_maintainer.retry_schedule import RetrySchedule
 from shared.domain.masks import Mask
 from shared.domain.messages import JobCancelled
+from shared.domain.requests import MOST_DEADLINE_S
 from shared.index.rebuild import repair_index
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import log
@@ -21,8 +22,6 @@ from shared.service import Context
 from shared.service.backends import Backends
 from shared.service.leadership import Leadership
 
-LONGEST_WAIT_S = 30 * 86400.0
-"""Seconds after which a job that still waits is cancelled: the longest deadline that a request may have."""
 MOST_UNNOTED = 1000
 """Jobs whose masks wait to be noted, at most. A clip whose masks are dropped starts no pair, and loses nothing else."""
 
@@ -113,7 +112,7 @@ class Upkeep:
         self.cache.doomed.add(await self._backends.catalog.jobs.expire(self._settings.results_keep_s))
 
     async def _cancel_stale(self) -> None:
-        for job_id in await self._backends.catalog.jobs.cancel_stale(LONGEST_WAIT_S):
+        for job_id in await self._backends.catalog.jobs.cancel_stale(MOST_DEADLINE_S):
             log("cache_maintainer").warning("job waited too long", job=job_id)
             await self.cache.tell(JobCancelled(job_id))
 

@@ -17,6 +17,7 @@ from shared.domain.errors import InvalidRequestError
 from shared.domain.identity import under
 from shared.domain.ids import is_id
 from shared.domain.plan_rules import steps_at
+from shared.domain.requests import MOST_DEADLINE_S
 from shared.domain.types import CacheMode, Modality, Request, Size
 from shared.models import ModelCard
 from shared.models.card_lookup import VIDEO
@@ -37,7 +38,6 @@ _ENUMS = {
 }
 """Names of the enum values by field and number."""
 _MAX_USER_CHARS = 200
-MOST_DEADLINE_S = 30 * 86_400
 _STRENGTH = 0.8
 """Strength of a request that names only `from_job` or `image`, as in diffusers."""
 

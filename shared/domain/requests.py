@@ -10,6 +10,9 @@ from pydantic import Field
 
 from shared.domain.json_values import Stored
 
+MOST_DEADLINE_S = 30 * 86_400
+"""Longest deadline of a request, and the age at which a job that still waits is cancelled."""
+
 
 class Modality(StrEnum):
     IMAGE = "image"

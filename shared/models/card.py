@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from shared.runtime.telemetry import log
 
 NOOP_PREFIX = "noop:"
 """Prefix of model paths for a denoiser that only waits, for benchmarks: `noop:?step_ms=1&row_ms=.2`."""
+_HUB_NAME = r"[\w-][\w.-]*"
 
 
 @dataclass(frozen=True)
@@ -307,7 +309,8 @@ class ModelCard:
 
 
 def is_hub_id(path: str) -> bool:
-    return path.count("/") == 1 and not path.startswith((".", "/", "~"))
+    """Return whether this may be `owner/name` or `owner/name@revision`; a revision is no path to another place."""
+    return bool(re.fullmatch(rf"{_HUB_NAME}/{_HUB_NAME}(@{_HUB_NAME})?", path, re.ASCII))
 
 
 def weights_folder(card: ModelCard) -> Path:

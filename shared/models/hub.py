@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,8 +12,6 @@ CONFIGURATIONS = (INDEX, "*/*.json")
 WEIGHTS = ("*.json", "*.txt", "*.model", "*.safetensors")
 NEVER = ("*.fp16*", "*.bf16*", "*.non_ema*", "*.bin", "*.onnx*", "*.msgpack", "*.ckpt", "*.pt", "*.pth")
 """Patterns of files that are never fetched: variants that are not loaded, and pickles."""
-
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w.-]+(/[\w.-]+)*)?", re.ASCII)
 
 
 def repository(hub_id: str) -> tuple[str, str | None]:
@@ -31,12 +28,10 @@ def cached(hub_id: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     name, revision = repository(hub_id)
-    if not _HUB_ID.fullmatch(hub_id) or ".." in hub_id:  # the hub's client opens the revision as a path
-        return None
     try:
         # completeness is checked here: the hub's client would call a snapshot without its pickles incomplete
         folder = Path(snapshot_download(name, revision=revision, local_files_only=True, allow_patterns=[INDEX]))
-    except (LocalEntryNotFoundError, HFValidationError, IsADirectoryError):
+    except (LocalEntryNotFoundError, HFValidationError):
         return None
     return folder if (folder / INDEX).is_file() else None
 

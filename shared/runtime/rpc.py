@@ -31,6 +31,9 @@ from shared.runtime import tracing
 from shared.runtime.addresses import PROBE_S, unreachable
 
 DOMAIN = "afterimage"
+LONGEST_SAID = 1000
+"""Most bytes of an error's text. Clients refuse an answer with 8 to 16 KiB of metadata; an error's has its text up to
+three times, once percent-encoded."""
 _REASONS: dict[str, type[AfterimageError]] = {"STORAGE_FULL": StorageFullError, "JOB_FAILED": JobFailedError}
 """ErrorInfo reasons of errors that share their status code with others: a full disk differs from a full queue, and a
 failed job from a failing gateway."""
@@ -56,11 +59,6 @@ def channel_options(max_message_bytes: int, received_bytes: int = 0) -> list[tup
         ("grpc.http2.ping_timeout_ms", int(KEEPALIVE_S * 1000)),  # sets the limit in grpc 1.78 (default: 60 s)
         ("grpc.http2.max_pings_without_data", 0),
     ]
-
-
-LONGEST_SAID = 1000
-"""Most bytes of an error's text. Clients refuse an answer with 8 to 16 KiB of metadata; an error's has its text up to
-three times, once percent-encoded."""
 
 
 def to_status(error: AfterimageError) -> Any:

@@ -161,7 +161,7 @@ async def test_results_expire_but_an_entry_with_states_keeps_its_picture(
 async def test_a_job_that_nobody_begins_is_cancelled_and_said_to_be(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.cache_maintainer.upkeep.LONGEST_WAIT_S", 0.05)
+    monkeypatch.setattr("services.cache_maintainer.upkeep.MOST_DEADLINE_S", 0.05)
     async with house(settings) as home:
         await home.backends.bus.subscribe([JobCancelled], home.hear)
         await home.backends.catalog.jobs.accept(waiting := a_job())
@@ -257,8 +257,9 @@ async def test_inspect_pages_newest_first(small: Settings) -> None:
         assert [(state.step, state.score) for state in one.states] == [(k, k) for k in (5, 10, 15, 20, 25)]
 
 
-async def test_a_model_of_a_name_that_no_folder_has_is_refused(small: Settings) -> None:
-    """It was looked up as a folder, which ended as an internal error."""
+@pytest.mark.parametrize("model", ["🦊" * 64, "@/", "~/elsewhere", "owner/name"])
+async def test_a_model_that_is_not_served_is_refused_and_not_looked_up(small: Settings, model: str) -> None:
+    """It was looked up as a path and at the hub. Two such names ended as internal errors."""
     async with house(small) as home:
-        with pytest.raises(InvalidRequestError, match="model: must have at most 255 bytes"):
-            await rpc.call(home.stub.Quality, pb.QualityRequest(model="🦊" * 64), timeout_s=5)
+        with pytest.raises(InvalidRequestError, match=r"model: must be a served model: \w+"):
+            await rpc.call(home.stub.Quality, pb.QualityRequest(model=model), timeout_s=5)

@@ -48,6 +48,13 @@ def test_a_bundled_name_a_folder_and_a_hub_id(folder: Path) -> None:
     assert find_card("somebody/New-Model").path == "somebody/New-Model"
 
 
+@pytest.mark.parametrize("path", ["@/", "a/@b", "a/b@", "a/b@..", "a/b@/etc/passwd", "a b/c"])
+def test_what_is_neither_here_nor_a_hub_id_is_no_model(path: str) -> None:
+    """The hub's client opens a revision as a path."""
+    with pytest.raises(ModelError, match="not a hub id"):
+        find_card(path)
+
+
 def test_a_patch_that_the_levels_cannot_halve_is_refused_before_anything_is_loaded(folder: Path) -> None:
     def named(**changes: Any) -> str:
         given: dict[str, Any] = {"layout": "patches", "patch_px": 12} | changes

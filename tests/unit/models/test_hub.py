@@ -66,11 +66,6 @@ def test_a_revision_is_pinned(server: Hub, sana: Path, tmp_path: Path) -> None:
     assert (known.path, known.default_steps) == ("stabilityai/stable-diffusion-3.5-large@v1", 28)
 
 
-@pytest.mark.parametrize("wrong", ["@/", "/", "a/", "a/b@/", "a/b@/etc/passwd", "a/b@../../x", "a/b@\0", "a/b@"])
-def test_what_is_no_hub_id_is_not_looked_up_as_a_path(wrong: str) -> None:
-    assert hub.cached(wrong) is None
-
-
 def test_a_revision_that_the_hub_does_not_have_is_said(server: Hub, sana: Path, tmp_path: Path) -> None:
     server.repositories[SANA] = sana
     with pytest.raises(ModelError, match=f"the hub's '{SANA}' has no revision 'v2'"):
