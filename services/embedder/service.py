@@ -18,7 +18,7 @@ from shared.domain.errors import InvalidRequestError
 from shared.models.devices import single_threaded
 from shared.models.quality import look
 from shared.runtime.batching import MicroBatcher
-from shared.runtime.expiring import ExpiringCache
+from shared.runtime.sealed import SealedCache
 from shared.runtime.telemetry import METRICS
 from shared.service import Context
 
@@ -45,7 +45,7 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
         loop = asyncio.get_running_loop()
         folder = encoder_folder(settings.encoder)
         self._encoder: Encoder = await loop.run_in_executor(self._thread, Encoder, folder)
-        self._remembered: ExpiringCache[OwnText, Embedded] = ExpiringCache(settings.embed_cache)
+        self._remembered = SealedCache(settings.embed_cache)
         self._texts: MicroBatcher[OwnText, Answer] = MicroBatcher(
             lambda batch: self._encode("embed_forward", self._encoder.texts, [text for _, text in batch]),
             seats=BATCH_TEXTS,
@@ -75,14 +75,15 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
             if len(text) > self._settings.max_prompt_chars:
                 rule = f"must have at most {self._settings.max_prompt_chars} characters"
                 raise InvalidRequestError(f"texts[{number}]", rule, len(text))
-        known = {text: embedded for text in texts if (embedded := self._remembered.get((owner, text))) is not None}
+        found = {text: self._remembered.get(owner, text) for text in texts}
+        known = {text: pb.Embedding.FromString(kept) for text, kept in found.items() if kept is not None}
         fresh = [text for text in texts if text not in known]
         answers = await self._texts.submit([(owner, text) for text in fresh])
         for text, (embedded, _) in zip(fresh, answers, strict=True):
-            known[text] = embedded
-            self._remembered[owner, text] = embedded
+            known[text] = _message(embedded)
+            self._remembered.put(owner, text, known[text].SerializeToString())
         return pb.EmbedTextResponse(
-            embeddings=[_message(known[text]) for text in texts],
+            embeddings=[known[text] for text in texts],
             encoder_hash=self._encoder.hash,
             encoder_weights=self._encoder.id.weights,
             encode_s=max((seconds for _, seconds in answers), default=0.0),

@@ -17,7 +17,7 @@ from services.text_extractor.choice import open_extractor
 from shared.domain.errors import InvalidRequestError
 from shared.domain.parts import Parts
 from shared.runtime.batching import MicroBatcher
-from shared.runtime.expiring import ExpiringCache
+from shared.runtime.sealed import SealedCache
 from shared.runtime.telemetry import METRICS
 from shared.service import Context
 
@@ -37,7 +37,7 @@ class TextExtractorService(pb_grpc.TextExtractorServiceServicer):
         self._thread = ThreadPoolExecutor(1, "text_extractor")
         loop = asyncio.get_running_loop()
         self._extractor = await loop.run_in_executor(self._thread, open_extractor, settings)
-        self._remembered: ExpiringCache[OwnPrompt, Extraction] = ExpiringCache(settings.extract_cache)
+        self._remembered = SealedCache(settings.extract_cache)
         self._prompts: MicroBatcher[OwnPrompt, Extraction] = MicroBatcher(self._run, seats=self._extractor.seats)
 
     def register(self, server: grpc.aio.Server) -> str:
@@ -59,13 +59,12 @@ class TextExtractorService(pb_grpc.TextExtractorServiceServicer):
                 rule = f"must have at most {self._settings.max_prompt_chars} characters"
                 raise InvalidRequestError(f"prompts[{number}]", rule, len(prompt))
         owner = request.owner
-        known = {prompt: found for prompt in prompts if (found := self._remembered.get((owner, prompt))) is not None}
-        fresh = list(dict.fromkeys(prompt for prompt in prompts if prompt not in known))
+        found = {prompt: self._remembered.get(owner, prompt) for prompt in prompts}
+        known = {prompt: pb.Parts.FromString(kept) for prompt, kept in found.items() if kept is not None}
+        fresh = [prompt for prompt in found if prompt not in known]
         answers = await self._prompts.submit([(owner, prompt) for prompt in fresh])
-        for prompt, found in zip(fresh, answers, strict=True):
-            known[prompt] = found
-        parts = [_message(prompt, known[prompt]) for prompt in prompts]
-        return pb.ExtractResponse(extractor=self._extractor.id, parts=parts)
+        known |= {prompt: _message(prompt, one) for prompt, one in zip(fresh, answers, strict=True)}
+        return pb.ExtractResponse(extractor=self._extractor.id, parts=[known[prompt] for prompt in prompts])
 
     async def _run(self, batch: list[OwnPrompt]) -> Sequence[Extraction]:
         def timed() -> list[Extraction]:
@@ -76,7 +75,9 @@ class TextExtractorService(pb_grpc.TextExtractorServiceServicer):
 
         found = await asyncio.get_running_loop().run_in_executor(self._thread, timed)
         # here: callers may leave while their batch runs, and the next one has the answer
-        self._remembered.update((own, one) for own, one in zip(batch, found, strict=True) if one.lasting)
+        for (owner, prompt), one in zip(batch, found, strict=True):
+            if one.lasting:
+                self._remembered.put(owner, prompt, _message(prompt, one).SerializeToString())
         return found
 
 
