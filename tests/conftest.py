@@ -79,6 +79,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SideByS
     return SideBySide(config, log)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file of proofs alone where no proof is to run."""
+    left_out = config.option.markexpr == "not proof" and is_proof(os.path.relpath(collection_path, ROOT))
+    return True if left_out else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the long proofs. xdist's workers hand out the groups in the order in which they are collected."""

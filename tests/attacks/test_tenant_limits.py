@@ -217,11 +217,11 @@ async def test_the_cache_of_a_tenant_shrinks_to_its_bytes(limited: Limited) -> N
         made = [await hoarder.generate(f"a fox number {seed}", steps=10, seed=seed, cache="write") for seed in range(8)]
         async with asyncio.timeout(20.0):
             while True:
-                cached = await entries.by_ids([one.job.id for one in (kept, *made)])
-                held = await entries.bytes_by_tenant()
-                if len(cached) == 9 and held["hoarders"] <= 40_000:
+                ids = [one.job.id for one in (kept, *made)]
+                if len(await entries.by_ids(ids)) == 9 and (await entries.bytes_by_tenant())["hoarders"] <= 40_000:
                     break
                 await asyncio.sleep(0.05)
+        cached = await entries.by_ids(ids)
         assert [bool(cached[one.job.id].states) for one in made] == [False] * 5 + [True] * 3
         assert cached[kept.job.id].states
         assert (await hoarder.generate("a fox number 0", steps=10, seed=0)).plan.source == "exact"
