@@ -5,7 +5,7 @@ import warnings
 
 from protos import gateway_pb2 as gateway__pb2
 
-GRPC_GENERATED_VERSION = '1.78.0'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
