@@ -38,7 +38,7 @@ stack-down:      ## drain and stop the stack; its data stays in out/stack
 test: dev        ## run the tests with three workers, enough for two processors (WORKERS=n: with n, 0: in one process)
 	@$(PY) -m pytest -n $(WORKERS) -m "not proof"
 
-proofs: dev      ## run the long proofs: fault runs, replays against serving, trainings by several processes, the tutorial
+proofs: dev      ## run the long and the repeated tests that tests/proofs.py lists
 	@$(PY) -m pytest -n $(WORKERS) -m proof
 
 test-compose: dev ## build the images, start the Docker stack and test its faults; needs a Docker engine, leaves nothing running

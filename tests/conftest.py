@@ -87,7 +87,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the long proofs. xdist's workers hand out the groups in the order in which they are collected."""
+    """Mark the proofs. xdist's workers hand out the groups in the order in which they are collected."""
     for item in items:
         if is_proof(item.nodeid):
             item.add_marker(pytest.mark.proof)

@@ -1,4 +1,4 @@
-"""Long proofs: tests of minutes, which `make proofs` runs and `make test` leaves out.
+"""Proofs: long tests, and repeated ones, which `make proofs` runs and `make test` leaves out.
 
 What serves has a shorter test in `make test` that fails where the common case breaks. Run the proofs before a release,
 and after a change of what they prove.
@@ -7,7 +7,7 @@ and after a change of what they prove.
 from __future__ import annotations
 
 PROOFS = (
-    # services and servers killed and cut off under load; test_restart and test_cluster kill them once each
+    # services and servers killed and cut off under load; test_restart and test_cluster kill services once each
     "tests/faults/test_fault_run.py",
     "tests/faults/test_kill_9.py",
     "tests/faults/test_network_cut.py",
@@ -17,15 +17,20 @@ PROOFS = (
     "tests/faults/test_three_brokers.py",
     "tests/faults/test_rolling_upgrade.py",
     "tests/faults/test_condemned.py::test_a_job_that_really_kills_its_worker",
-    "tests/unit/gpu_worker/jobs/test_crash_evidence.py::test_no_healthy_job_is_condemned_where_workers_are_killed_at_random[3-9]",
-    # a whole cluster while its servers are away; contracts/ have the way back from each of them
-    "tests/flows/test_cluster.py::test_a_server_that_dies_and_comes_back_costs_nothing_but_time",
-    "tests/flows/test_cluster.py::test_a_catalog_that_is_away_for_longer_than_a_lease_is_nobodys_crash",
-    "tests/contracts/bus/test_rabbitmq_away.py::test_everything_comes_back_after_the_broker_did[stop]",
     "tests/flows/reuse/test_live_checks.py::test_corrupt_states_and_a_corrupt_table",
     "tests/flows/reuse/test_pairs.py::test_the_segmenter_of_the_stack",
+    # one more size of fleet; the test has four others
+    "tests/unit/gpu_worker/jobs/test_crash_evidence.py::test_no_healthy_job_is_condemned_where_workers_are_killed_at_random[3-9]",
+    # servers that die under services; `make test` kills the broker, and contracts/ have the way back from each server
+    "tests/flows/test_cluster.py::test_a_server_that_dies_and_comes_back_costs_nothing_but_time[blobs_url]",
+    "tests/flows/test_cluster.py::test_a_server_that_dies_and_comes_back_costs_nothing_but_time[catalog_url]",
+    "tests/flows/test_cluster.py::test_a_server_that_dies_and_comes_back_costs_nothing_but_time[index_url]",
+    "tests/flows/test_cluster.py::test_a_catalog_that_is_away_for_longer_than_a_lease_is_nobodys_crash",
+    # a broker that ends in order; it is killed in `make test`
+    "tests/contracts/bus/test_rabbitmq_away.py::test_everything_comes_back_after_the_broker_did[stop]",
     # every command of the tutorial; test_named_commands reads them, `make demo` runs the first ones
     "tests/packaging/test_tutorial.py",
+    # the demo of images; `make demo` is that of CI
     "tests/flows/test_command_line.py::test_the_demo_draws_both_ways_and_leaves_a_report",
     # replays decide as serving does; the policies' own tests compare them with the papers' rules
     "tests/flows/reuse/test_replay.py",
@@ -38,15 +43,13 @@ PROOFS = (
     "tests/unit/trainer/pipeline/runtime/test_equal.py::test_ranks_train_as_one_process",
     "tests/unit/trainer/test_clip_motions.py",
     "tests/unit/trainer/test_workers.py",
-    # trainings of the bundled models; one denoiser and one student are trained in make test
-    "tests/unit/trainer/test_devices.py::test_a_denoisers_step_and_pictures",
+    # trainings that run here alone, of the motion model and of other wordings, and two that others are like
     "tests/unit/trainer/test_motion.py::test_training_continues_and_its_export_generates_clips",
     "tests/unit/trainer/test_wordings.py::test_the_text_encoder_learns_other_wordings_and_keeps_captions",
+    "tests/unit/trainer/test_devices.py::test_a_denoisers_step_and_pictures",
     "tests/unit/trainer/training/test_sitting.py::test_a_denoiser_goes_on_from_exported_weights",
-    # profiles of another kind; the profile of images and that of clips are measured in make test
+    # codecs of clips; those of images are chosen in `make test`
     "tests/unit/cli/profiles/test_clips.py::test_a_codec_of_clips_is_chosen_by_the_same_pairs",
-    "tests/unit/cli/profiles/test_clips.py::test_a_profile_of_pairs_gives_their_own_table",
-    "tests/unit/cli/profiles/test_command.py::test_codecs_are_chosen_for_each_k_and_t_and_stored",
     # whole runs of patches, and AnimateDiff's; shorter runs, and those of other families, are in the tests beside them
     "tests/unit/gpu_worker/engine/patches/test_mixed_batches.py::test_fifty_steps_stay_within_the_bound",
     "tests/unit/gpu_worker/families/test_packed.py::test_fifty_steps_stay_within_the_bound",

@@ -19,6 +19,7 @@ from shared.domain.errors import InvalidRequestError, ModelError
 from shared.models.folders import transformers_folder
 from shared.models.k_table import EncoderId
 from shared.models.vocabulary import read_known_words, unknown_share, unknown_words
+from shared.models.word_caches import keeping_no_words
 
 HASHED_SUFFIXES = (".safetensors", ".json", ".txt")
 NOT_HASHED = ("card.json", "known_words.json")
@@ -93,7 +94,7 @@ class Encoder:
                 warnings.simplefilter("ignore")  # transformers' own warnings
                 local: dict[str, Any] = {"local_files_only": True}
                 self._model = CLIPModel.from_pretrained(folder, dtype=torch.float32, use_safetensors=True, **local)
-                self._tokenizer = AutoTokenizer.from_pretrained(folder, **local)
+                self._tokenizer = keeping_no_words(AutoTokenizer.from_pretrained(folder, **local))
                 self._processor = CLIPImageProcessorPil.from_pretrained(folder, **local)
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise ModelError(f"encoder {folder}: must be a CLIP pair in transformers' layout ({error})") from error

@@ -17,6 +17,7 @@ from services.text_extractor import Extraction, Span
 from services.text_extractor.marking import LIKELY
 from shared.domain.errors import ModelError
 from shared.models.devices import chosen_device, single_threaded
+from shared.models.word_caches import keeping_no_words
 
 EXAMPLES = """Copy from each prompt the main object with what it does, then the place or time. Write none without one.
 
@@ -121,7 +122,7 @@ class CausalLlama:
         if path.suffix == ".gguf":
             folder, source["gguf_file"] = path.parent, path.name
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(folder, **source)
+            self._tokenizer = keeping_no_words(AutoTokenizer.from_pretrained(folder, **source))
             dtype = torch.float32 if device == "cpu" else torch.float16  # FlexCache §5: float16
             self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, **source)
         except Exception as error:

@@ -38,7 +38,7 @@ class TextExtractorService(pb_grpc.TextExtractorServiceServicer):
         loop = asyncio.get_running_loop()
         self._extractor = await loop.run_in_executor(self._thread, open_extractor, settings)
         self._remembered = SealedCache(settings.extract_cache)
-        self._prompts: MicroBatcher[OwnPrompt, Extraction] = MicroBatcher(self._run, seats=self._extractor.seats)
+        self._prompts: MicroBatcher[OwnPrompt, pb.Parts] = MicroBatcher(self._run, seats=self._extractor.seats)
 
     def register(self, server: grpc.aio.Server) -> str:
         pb_grpc.add_TextExtractorServiceServicer_to_server(self, server)
@@ -63,10 +63,10 @@ class TextExtractorService(pb_grpc.TextExtractorServiceServicer):
         known = {prompt: pb.Parts.FromString(kept) for prompt, kept in found.items() if kept is not None}
         fresh = [prompt for prompt in found if prompt not in known]
         answers = await self._prompts.submit([(owner, prompt) for prompt in fresh])
-        known |= {prompt: _message(prompt, one) for prompt, one in zip(fresh, answers, strict=True)}
+        known |= zip(fresh, answers, strict=True)
         return pb.ExtractResponse(extractor=self._extractor.id, parts=[known[prompt] for prompt in prompts])
 
-    async def _run(self, batch: list[OwnPrompt]) -> Sequence[Extraction]:
+    async def _run(self, batch: list[OwnPrompt]) -> Sequence[pb.Parts]:
         def timed() -> list[Extraction]:
             start = time.monotonic()
             found = self._extractor.extract([prompt for _, prompt in batch])
@@ -75,10 +75,11 @@ class TextExtractorService(pb_grpc.TextExtractorServiceServicer):
 
         found = await asyncio.get_running_loop().run_in_executor(self._thread, timed)
         # here: callers may leave while their batch runs, and the next one has the answer
-        for (owner, prompt), one in zip(batch, found, strict=True):
+        answers = [_message(prompt, one) for (_, prompt), one in zip(batch, found, strict=True)]
+        for (owner, prompt), one, answer in zip(batch, found, answers, strict=True):
             if one.lasting:
-                self._remembered.put(owner, prompt, _message(prompt, one).SerializeToString())
-        return found
+                self._remembered.put(owner, prompt, answer.SerializeToString())
+        return answers
 
 
 def _message(prompt: str, found: Extraction) -> pb.Parts:

@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from shared.models.word_caches import keeping_no_words
+
 Span: TypeAlias = tuple[int, int]
 Scores: TypeAlias = npt.NDArray[np.float32]
 LABELS = ("object begins", "object ends", "background begins", "background ends")
@@ -43,7 +45,7 @@ class Reading:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    return Tokenizer.from_file(str(folder / TOKENIZER))
+    return keeping_no_words(Tokenizer.from_file(str(folder / TOKENIZER)))
 
 
 def special(tokenizer: Tokenizer, name: str) -> int:

@@ -8,20 +8,21 @@ import secrets
 import time
 
 from cachetools import TTLCache
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 KEPT_S = 3600.0
-"""Seconds for which an answer stays."""
-NONCE_BYTES = 16
+"""Seconds for which an answer can be had."""
 TIDIED = 10
 """Times in this period at which what is too old is deleted, also in an idle process."""
+NONCE_BYTES = 12
 
 
 class SealedCache:
     """The `most` newest answers of the last KEPT_S seconds; 0: none. Belongs to one event loop.
 
-    Neither owner, text nor answer is in memory. A key that ends with the process makes a digest of owner and text: one
-    half is the answer's name here, the other one, with a nonce, is expanded to a pad, which is added to the answer.
-    Once a text is erased everywhere else, its answer is noise; only who guesses the whole text can read it.
+    It holds neither owner, text nor answer. A key that ends with the process makes a digest of owner and text: one half
+    is the answer's name here, the other one encrypts the answer. Once a text is erased everywhere else, only who
+    guesses it and its owner can read the answer. Its length is no secret.
     """
 
     def __init__(self, most: int, seconds: float = KEPT_S) -> None:
@@ -31,21 +32,21 @@ class SealedCache:
 
     def get(self, owner: str, text: str) -> bytes | None:
         """Return the answer to this owner's text; None: not here."""
-        name, secret = self._digest(owner, text)
+        name, cipher = self._seal(owner, text)
         sealed = self._sealed.get(name)
-        return None if sealed is None else _padded(sealed[NONCE_BYTES:], secret + sealed[:NONCE_BYTES])
+        return None if sealed is None else cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], None)
 
     def put(self, owner: str, text: str, answer: bytes) -> None:
         if self._sealed.maxsize:
-            name, secret = self._digest(owner, text)
+            name, cipher = self._seal(owner, text)
             nonce = secrets.token_bytes(NONCE_BYTES)
-            self._sealed[name] = nonce + _padded(answer, secret + nonce)
+            self._sealed[name] = nonce + cipher.encrypt(nonce, answer, None)
             self._tidy_later()
 
-    def _digest(self, owner: str, text: str) -> tuple[bytes, bytes]:
+    def _seal(self, owner: str, text: str) -> tuple[bytes, ChaCha20Poly1305]:
         both = f"{len(owner)} {owner}{text}".encode()
         digest = hashlib.blake2b(both, key=self._key).digest()
-        return digest[:32], digest[32:]
+        return digest[:32], ChaCha20Poly1305(digest[32:])
 
     def _tidy_later(self) -> None:
         if not self._tidying:
@@ -57,8 +58,3 @@ class SealedCache:
         self._sealed.expire()
         if len(self._sealed):
             self._tidy_later()
-
-
-def _padded(data: bytes, seed: bytes) -> bytes:
-    pad = hashlib.shake_256(seed).digest(len(data))
-    return (int.from_bytes(data, "little") ^ int.from_bytes(pad, "little")).to_bytes(len(data), "little")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,10 @@ def docker() -> None:
         (pytest.fail if "docker" in REQUIRED else pytest.skip)(missing)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if os.environ.get(ASKED):  # `make test` ran the others
-        items[:] = [one for one in items if "docker" in getattr(one, "fixturenames", ())]
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not os.environ.get(ASKED):
+        return
+    mine = [one for one in items if one.path.is_relative_to(Path(__file__).parent)]
+    others = [one for one in mine if "docker" not in getattr(one, "fixturenames", ())]  # `make test` runs them
+    config.hook.pytest_deselected(items=others)
+    items[:] = [one for one in items if one not in others]

@@ -1,4 +1,4 @@
-"""The list of long proofs names tests that exist."""
+"""The list of proofs names tests that exist."""
 
 from __future__ import annotations
 

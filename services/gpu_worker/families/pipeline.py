@@ -29,6 +29,7 @@ from shared.domain.types import Size
 from shared.models import ModelCard
 from shared.models.checkpoint import INDEX, left_out, read_json
 from shared.models.step_reuse import LEAST_IMAGES
+from shared.models.word_caches import keeping_no_words
 from shared.runtime.telemetry import log
 
 
@@ -99,6 +100,9 @@ class PipelineFamily(ABC):
     ) -> None:
         self.card = card
         self.pipeline = pipeline
+        for name, part in pipeline.components.items():
+            if name.startswith("tokenizer"):
+                keeping_no_words(part)
         self.device = device
         self.denoiser = getattr(pipeline, self.denoiser_name)
         # the pipeline corrects outdated scheduler configurations while loading, so its scheduler is the reference

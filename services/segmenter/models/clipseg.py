@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from transformers import CLIPSegForImageSegmentation, CLIPSegProcessor
 
 from services.segmenter.models import Shares
+from shared.models.word_caches import keeping_no_words
 from shared.runtime.animated_png import Frames
 
 BATCH = 16
@@ -23,6 +24,7 @@ class ClipSeg:
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         self._device = device
         self._processor = CLIPSegProcessor.from_pretrained(folder, local_files_only=True)
+        keeping_no_words(self._processor.tokenizer)
         model = CLIPSegForImageSegmentation.from_pretrained(
             folder, dtype=torch.float32, use_safetensors=True, local_files_only=True
         )

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from transformers import Sam3Model, Sam3Processor, Sam3VideoModel, Sam3VideoProcessor
 
 from services.segmenter.models import Shares
+from shared.models.word_caches import keeping_no_words
 from shared.runtime.animated_png import Frames
 
 SCORE = 0.5
@@ -25,6 +26,7 @@ class Sam3:
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         self._device = device
         self._processor = Sam3Processor.from_pretrained(folder, local_files_only=True)
+        keeping_no_words(self._processor.tokenizer)
         model = Sam3Model.from_pretrained(folder, dtype=torch.float32, use_safetensors=True, local_files_only=True)
         self._model = model.to(device).eval().requires_grad_(False)
 
@@ -53,6 +55,7 @@ class Sam3Tracker:
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         self._device = device
         self._processor = Sam3VideoProcessor.from_pretrained(folder, local_files_only=True)
+        keeping_no_words(self._processor.tokenizer)
         model = Sam3VideoModel.from_pretrained(folder, dtype=torch.float32, use_safetensors=True, local_files_only=True)
         self._model = model.to(device).eval().requires_grad_(False)
 

@@ -39,8 +39,8 @@ async def test_only_owner_and_text_together_open_an_answer() -> None:
     assert kept.get("tenant:a", "a fo") is None
 
 
-async def test_memory_holds_neither_text_nor_answer() -> None:
-    """Not even the same bytes twice: each answer has a pad of its own, each process other names."""
+async def test_it_holds_neither_text_nor_answer() -> None:
+    """Not even the same bytes twice: each answer has a nonce of its own, each process other names."""
     found = set[bytes]()
     for _ in range(2):
         kept = SealedCache(8)
