@@ -75,8 +75,9 @@ class TextExtractorService(pb_grpc.TextExtractorServiceServicer):
 
         found = await asyncio.get_running_loop().run_in_executor(self._thread, timed)
         # here: callers may leave while their batch runs, and the next one has the answer
-        answers = [_message(prompt, one) for (_, prompt), one in zip(batch, found, strict=True)]
-        for (owner, prompt), one, answer in zip(batch, found, answers, strict=True):
+        answers = []
+        for (owner, prompt), one in zip(batch, found, strict=True):
+            answers.append(answer := _message(prompt, one))
             if one.lasting:
                 self._remembered.put(owner, prompt, answer.SerializeToString())
         return answers

@@ -14,6 +14,7 @@ def keeping_no_words(tokenizer: T) -> T:
     reaches them. Without them a prompt takes as long (0.2 ms).
     """
     model = getattr(getattr(tokenizer, "backend_tokenizer", tokenizer), "model", None)
-    if (resize := getattr(model, "_resize_cache", None)) is not None:
-        resize(0)
+    if hasattr(model, "_resize_cache"):
+        model._clear_cache()
+        model._resize_cache(0)
     return tokenizer

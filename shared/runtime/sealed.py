@@ -21,8 +21,8 @@ class SealedCache:
     """The `most` newest answers of the last KEPT_S seconds; 0: none. Belongs to one event loop.
 
     It holds neither owner, text nor answer. A key that ends with the process makes a digest of owner and text: one half
-    is the answer's name here, the other one encrypts the answer. Once a text is erased everywhere else, only who
-    guesses it and its owner can read the answer. Its length is no secret.
+    is the answer's name here, the other one encrypts the answer. Once a text is erased everywhere else, reading
+    its answer takes this process's memory and a right guess of owner and text. The length is no secret.
     """
 
     def __init__(self, most: int, seconds: float = KEPT_S) -> None:

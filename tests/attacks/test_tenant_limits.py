@@ -202,7 +202,7 @@ async def test_jobs_are_bounded_for_every_tenant_without_a_limit_of_its_own(limi
         with pytest.raises(InvalidRequestError, match="n: must be at most 4, the jobs of this tenant"):
             await other.generate_images("a fox", 5, steps=2, cache="off")
         async with asyncio.timeout(10.0):
-            # those on their way to the catalog count already
+            # the limit also counts jobs that are not in the catalog yet
             while len(jobs := (await other.list_jobs())[0]) < sum(not task.done() for task in waiting):
                 await asyncio.sleep(0.02)
         for job in jobs:
