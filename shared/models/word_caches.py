@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -13,7 +13,7 @@ def keeping_no_words(tokenizer: T) -> T:
     Byte-pair and unigram models keep the first ten thousand words of all texts until the process ends, where no erasure
     reaches them. Without them a prompt takes as long (0.2 ms).
     """
-    model = getattr(getattr(tokenizer, "backend_tokenizer", tokenizer), "model", None)
+    model: Any = getattr(getattr(tokenizer, "backend_tokenizer", tokenizer), "model", None)
     if hasattr(model, "_resize_cache"):
         model._clear_cache()
         model._resize_cache(0)
