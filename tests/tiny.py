@@ -164,3 +164,12 @@ def tokenizer_of_bytes() -> Any:
     letters = sorted(ByteLevel.alphabet())
     words = letters + [letter + "</w>" for letter in letters] + ["<|startoftext|>", "<|endoftext|>"]
     return CLIPTokenizer(vocab={word: i for i, word in enumerate(words)}, merges=[], model_max_length=TOKENS)
+
+
+def remembers_words(tokenizer: Any) -> bool:
+    """Return whether a byte-pair tokenizer keeps words: it then splits a word as before, although words end otherwise
+    now. Use the tokenizer for nothing else afterwards."""
+    tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    before = tokenizer.encode("wolverine").ids
+    tokenizer.model.end_of_word_suffix = "?"
+    return bool(tokenizer.encode("wolverine").ids == before)

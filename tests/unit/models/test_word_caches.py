@@ -1,38 +1,75 @@
-"""Tokenizers lose their cache of words: it would keep words of prompts until the process ends."""
+"""Tokenizers lose their cache of words, wherever a service loads one: it would keep words of prompts until the process
+ends."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
+from services.embedder.encoder import Encoder
+from services.gpu_worker.families import load_family
+from services.gpu_worker.families.pipeline import PipelineFamily
+from services.segmenter.models.clipseg import ClipSeg
+from shared.models.borders import read_tokenizer
+from shared.models.card_lookup import BUNDLED, find_card
 from shared.models.word_caches import keeping_no_words
-
-WORDS = [f"bb{number}" for number in range(500)]
-
-
-def new() -> Tokenizer:
-    return Tokenizer(models.BPE(vocab={"a": 0, "<unk>": 1}, merges=[]))
+from tests.tiny import remembers_words
+from tests.tiny_segmenters import tiny_clipseg
 
 
-def kept(tokenizer: Tokenizer) -> int:
-    """Encode words of unknown letters, which have no ids; name the token of these letters; count the words that still
-    have no ids."""
-    for word in WORDS:
-        tokenizer.encode(word)
-    tokenizer.model.unk_token = "<unk>"
-    return sum(not tokenizer.encode(word).ids for word in WORDS)
+def of_sam3(folder: Path) -> Any:
+    pytest.importorskip("torchvision")
+    from services.segmenter.models.sam3 import Sam3
+    from tests.tiny_sam3 import tiny_sam3
+
+    return Sam3(tiny_sam3(folder))._processor.tokenizer
 
 
-def test_no_word_is_kept() -> None:
-    assert kept(new()) == len(WORDS)  # as they come
-    assert kept(keeping_no_words(new())) == 0
+def of_the_tracker(folder: Path) -> Any:
+    pytest.importorskip("torchvision")
+    from services.segmenter.models.sam3 import Sam3Tracker
+    from tests.tiny_sam3 import tiny_tracker
+
+    return Sam3Tracker(tiny_tracker(folder))._processor.tokenizer
 
 
-def test_nor_by_a_tokenizer_of_transformers_or_from_before() -> None:
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=new())
-    tokenizer("bb0")
-    assert kept(keeping_no_words(tokenizer).backend_tokenizer) == 0
+def of_a_worker(_: Path) -> Any:
+    family = load_family(find_card("bundled:small"))
+    assert isinstance(family, PipelineFamily)
+    return family.pipeline.tokenizer
+
+
+LOADED: dict[str, Callable[[Path], Any]] = {
+    "embedder": lambda _: Encoder(BUNDLED / "clip")._tokenizer,
+    "text extractor": lambda _: read_tokenizer(BUNDLED / "extractor"),
+    "segmenter": lambda folder: ClipSeg(tiny_clipseg(folder))._processor.tokenizer,
+    "SAM 3": of_sam3,
+    "its tracker": of_the_tracker,
+    "worker": of_a_worker,
+}
+
+
+@pytest.mark.parametrize("folder", ["clip", "extractor"])
+def test_as_they_come_they_remember(folder: str) -> None:
+    assert remembers_words(Tokenizer.from_file(str(BUNDLED / folder / "tokenizer.json")))
+
+
+@pytest.mark.parametrize("service", LOADED)
+def test_those_of_a_service_remember_nothing(service: str, tmp_path: Path) -> None:
+    assert not remembers_words(LOADED[service](tmp_path))
+
+
+def test_what_was_read_before_is_forgotten() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLED / "clip")
+    before = tokenizer("wolverine")["input_ids"]
+    model = keeping_no_words(tokenizer).backend_tokenizer.model
+    model.end_of_word_suffix = "?"
+    assert tokenizer("wolverine")["input_ids"] != before
 
 
 @pytest.mark.parametrize("model", [models.BPE(), models.Unigram()])

@@ -12,6 +12,7 @@ from services.text_extractor.choice import open_extractor
 from services.text_extractor.llama import CausalLlama, Copying, _extraction
 from shared.domain.errors import ModelError
 from shared.runtime.settings import Settings
+from tests.tiny import remembers_words
 from tests.unit.text_extractor.pieces import whole_words
 
 PROMPTS = ["a red fox runs in the snow", "two dogs", "none of the dogs\nin a forest at night", "ÄÖ 🦊!", "x" * 3000]
@@ -107,6 +108,10 @@ def test_spans_are_pieces_of_any_prompt(folder: Path, prompt: str) -> None:
     extractor = _kept(folder)
     (found,) = extractor.extract([prompt])
     assert all(0 <= a < b <= len(prompt) for a, b in filter(None, (found.object, found.background)))
+
+
+def test_the_tokenizer_remembers_no_words(folder: Path) -> None:
+    assert not remembers_words(CausalLlama(folder, "tiny", 24, "cpu")._tokenizer)
 
 
 _KEPT: dict[Path, CausalLlama] = {}
