@@ -38,13 +38,14 @@ from shared.models.card_lookup import served_card
 from shared.runtime.audit import Outcome, recorded
 from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
+from shared.service.callers import MayCall
 from shared.service.door import actor_of, calling
 from shared.service.leadership import Leadership
 
 
 class CacheMaintainerService(Upkeep, pb_grpc.CacheMaintainerServiceServicer):
     name: ClassVar[str] = "cache_maintainer"
-    callers: ClassVar[frozenset[str]] = frozenset({"gateway"})
+    callers: ClassVar[MayCall] = {"gateway": {"Erase", "Stats", "Quality"}}
 
     async def start(self, context: Context) -> None:
         self._context = context

@@ -21,6 +21,7 @@ from shared.runtime.batching import MicroBatcher
 from shared.runtime.sealed import SealedCache
 from shared.runtime.telemetry import METRICS
 from shared.service import Context
+from shared.service.callers import MayCall
 
 Answer: TypeAlias = tuple[Embedded, float]
 """An embedding and the seconds that its batch (for an image, the image alone) took."""
@@ -36,7 +37,7 @@ BATCH_TEXTS = 32
 class EmbedderService(pb_grpc.EmbedderServiceServicer):
     name: ClassVar[str] = "embedder"
     receives_images: ClassVar[bool] = True
-    callers: ClassVar[frozenset[str]] = frozenset({"cache_maintainer", "gateway", "retriever"})
+    callers: ClassVar[MayCall] = {"gateway": {"EmbedText"}, "cache_maintainer": {"EmbedText", "EmbedImage"}}
     ports: ClassVar[frozenset[str]] = frozenset()
 
     async def start(self, context: Context) -> None:

@@ -35,6 +35,7 @@ from shared.models.card_lookup import of_images, served_cards
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
+from shared.service.callers import MayCall
 from shared.service.leadership import Leadership
 
 LOOKS = 5
@@ -48,7 +49,7 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
     """The global monitor. All replicas receive events; the replica that holds the catalog's lease decides."""
 
     name: ClassVar[str] = "global_monitor"
-    callers: ClassVar[frozenset[str]] = frozenset({"gateway"})
+    callers: ClassVar[MayCall] = {"gateway": {"Allocation"}}
     ports: ClassVar[frozenset[str]] = frozenset({"catalog", "bus"})
     needs: ClassVar[frozenset[str]] = frozenset({"bus"})
 

@@ -26,6 +26,7 @@ from shared.models.tables_in_force import latent_table, load_k_tables
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
+from shared.service.callers import MayCall
 
 SearchSpace = tuple[str, str, str]
 """(scope key, compatibility key, encoder hash): the entries that one search of the index covers."""
@@ -38,7 +39,7 @@ RETRY_S = 2.0
 
 class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
     name: ClassVar[str] = "match_predictor"
-    callers: ClassVar[frozenset[str]] = frozenset({"gateway"})
+    callers: ClassVar[MayCall] = {"gateway": {"Predict"}}
     ports: ClassVar[frozenset[str]] = frozenset({"catalog", "bus"})
 
     async def start(self, context: Context) -> None:

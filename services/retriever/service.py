@@ -39,6 +39,7 @@ from shared.runtime import rpc
 from shared.runtime.rpc_types import forecast_from_proto, parts_from_proto, plan_to_proto, request_from_proto
 from shared.runtime.telemetry import log
 from shared.service import Context
+from shared.service.callers import MayCall
 from shared.service.door import operator_recorded
 
 Planned: TypeAlias = Plan  # inside the servicer its rpc hides the name
@@ -49,7 +50,7 @@ MOST_NEAREST = 500
 
 class RetrieverService(pb_grpc.RetrieverServiceServicer):
     name: ClassVar[str] = "retriever"
-    callers: ClassVar[frozenset[str]] = frozenset({"gateway"})
+    callers: ClassVar[MayCall] = {"gateway": {"Plan", "Nearest"}}
     ports: ClassVar[frozenset[str]] = frozenset({"catalog", "index", "bus"})
 
     async def start(self, context: Context) -> None:

@@ -20,6 +20,7 @@ from shared.runtime.batching import MicroBatcher
 from shared.runtime.sealed import SealedCache
 from shared.runtime.telemetry import METRICS
 from shared.service import Context
+from shared.service.callers import MayCall
 
 OwnPrompt: TypeAlias = tuple[str, str]
 """The scope key of a prompt's callers, and the prompt."""
@@ -29,7 +30,7 @@ MAX_PROMPTS = 16
 
 class TextExtractorService(pb_grpc.TextExtractorServiceServicer):
     name: ClassVar[str] = "text_extractor"
-    callers: ClassVar[frozenset[str]] = frozenset({"gateway"})
+    callers: ClassVar[MayCall] = {"gateway": {"Extract"}}
     ports: ClassVar[frozenset[str]] = frozenset()
 
     async def start(self, context: Context) -> None:

@@ -23,7 +23,7 @@ from shared.runtime.addresses import BALANCED, check_address, target_of
 from shared.runtime.clock import Clock, SystemClock
 from shared.runtime.direct import Answering, DirectChannel
 from shared.runtime.settings import Settings
-from shared.runtime.tls import OPERATOR, Certificate, credentials_of, expecting, mesh_name, mesh_of
+from shared.runtime.tls import Certificate, credentials_of, expecting, mesh_of
 from shared.runtime.tracing import close_tracing, open_tracing
 from shared.service.backends import PORTS, Backends, open_backends
 from shared.service.callers import Callers
@@ -44,9 +44,9 @@ class Service(Protocol):
 
     A class may name the `ports` that it uses, by the fields of Backends; alone in its process it opens no others. It
     may also name the ports that it `needs`, of catalog and bus. While one of them is away, the health service reports
-    the service's name as not serving (shared/service/readiness.py). Its `callers` are the services that may call it
-    where certificates tell them apart (setting `mesh_certificates`); commands always may. One that `receives_images`
-    takes messages of max_message_bytes, all others only what holds text.
+    the service's name as not serving (shared/service/readiness.py). Its `callers` are the services and the
+    methods that each may call where certificates tell them apart (setting `mesh_certificates`); commands may call all.
+    One that `receives_images` takes messages of max_message_bytes, all others only what holds text.
     """
 
     name: ClassVar[str]
@@ -218,8 +218,7 @@ async def running(
         context.door = Door(backends.catalog, settings, tokens, needed=needed) if "catalog" in ports else None
         context.readiness = Readiness(backends, health_servicer, needs)
         doors = [context.door] if context.door else []
-        names = frozenset(mesh_name(one) for one in (*getattr(services[0], "callers", ()), OPERATOR))
-        checks = [*doors, *([Callers(names)] if behind else [])]
+        checks = [*doors, *([Callers(getattr(services[0], "callers", {}))] if behind else [])]
         servers.append(_server(public, settings, health_servicer, needs, checks))
         port = _bind(servers[-1], settings.listen, "listen", credentials)
         if settings.health_listen:

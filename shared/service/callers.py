@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 
 from shared.domain.errors import PermissionDeniedError
+from shared.runtime.tls import OPERATOR, mesh_name
 from shared.service.door import OPEN, REFLECTION, Refusals, certificate_names
 from shared.service.open_calls import within
 
+MayCall: TypeAlias = Mapping[str, Set[str]]
+"""Service → names of the methods that it may call."""
+
 
 class Callers(grpc.aio.ServerInterceptor):
-    """Refuses calls of other certificates than those with one of these DNS names. Probes and reflection need any."""
+    """Refuses calls but those that the caller's certificate allows. Commands may call every method; probes and
+    reflection need any certificate."""
 
-    def __init__(self, names: frozenset[str]) -> None:
-        self._names, self._refusals = names, Refusals()
+    def __init__(self, may_call: MayCall) -> None:
+        self._may_call = {mesh_name(service): methods for service, methods in may_call.items()}
+        self._refusals = Refusals()
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -31,9 +37,10 @@ class Callers(grpc.aio.ServerInterceptor):
     @contextmanager
     def _checked(self, context: Any, call: str) -> Iterator[None]:
         shown = certificate_names(context)
-        if not shown & self._names:
-            said = f"the certificate of {', '.join(sorted(shown)) or 'the caller'} may not call this service"
-            error = PermissionDeniedError(f"{said}: only {', '.join(sorted(self._names))} may")
+        may = {name for name, methods in self._may_call.items() if call in methods} | {mesh_name(OPERATOR)}
+        if not shown & may:
+            said = f"the certificate of {', '.join(sorted(shown)) or 'the caller'} may not call {call}"
+            error = PermissionDeniedError(f"{said}: only {', '.join(sorted(may))} may")
             self._refusals.note(error, call)
             raise error
         yield

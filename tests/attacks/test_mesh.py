@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from protos import cache_maintainer_pb2 as pb
 from protos import embedder_pb2
+from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from protos.embedder_pb2_grpc import EmbedderServiceStub
 from scripts.stack.stack import serving
 from services.cache_maintainer.service import CacheMaintainerService
 from services.cli.app import app
 from services.embedder.service import EmbedderService
-from shared.domain.errors import PermissionDeniedError, UnavailableError
+from shared.domain.errors import AfterimageError, PermissionDeniedError, UnavailableError
 from shared.runtime import rpc, tls
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS
@@ -78,7 +80,7 @@ async def test_only_a_caller_of_the_service_is_answered(
     async with running([EmbedderService()], own) as process:
         assert await asked_by("gateway", own, process.address) == 1
         assert await asked_by("cache_maintainer", own, process.address) == 1
-        with pytest.raises(PermissionDeniedError, match="certificate of segmenter may not call this service"):
+        with pytest.raises(PermissionDeniedError, match="certificate of segmenter may not call EmbedText"):
             await asked_by("segmenter", own, process.address)
         assert METRICS.door_refused.labels(PermissionDeniedError.code)._value.get() == before + 1
         ((event, facts),) = said
@@ -87,6 +89,25 @@ async def test_only_a_caller_of_the_service_is_answered(
         for wrong in (plain, member(settings, stranger, tiny)):
             with pytest.raises(UnavailableError):
                 await asked_by("gateway", wrong, process.address)
+
+
+async def test_a_caller_has_only_the_methods_that_its_code_calls(settings: Settings, mesh: Path, tiny: Path) -> None:
+    """A gateway that was broken into could purge the cache, and read every prompt in it."""
+    own = member(settings, mesh, tiny)
+    async with running([CacheMaintainerService()], own) as process:
+        for name, refused in (("gateway", {"Purge", "Inspect", "Collect"}), ("operator", set[str]())):
+            changed = own.model_copy(update={"cache_maintainer_address": process.address})
+            nothing: Any = None
+            context = Context(changed, nothing, mesh=tls.mesh_of(changed, name))
+            stub: Any = context.stub(CacheMaintainerServiceStub, "cache_maintainer")
+            for method in ("Stats", "Quality", "Purge", "Inspect", "Collect"):
+                try:
+                    await rpc.call(getattr(stub, method), getattr(pb, f"{method}Request")(), timeout_s=5.0)
+                    answer = ""
+                except AfterimageError as error:
+                    answer = str(error)
+                assert ("may not call" in answer) == (method in refused), (name, method, answer)
+            await context.close()
 
 
 async def test_who_answers_in_anothers_place_is_found_out(settings: Settings, mesh: Path, tiny: Path) -> None:
