@@ -71,11 +71,10 @@ def routes(api: Api) -> APIRouter:
 
     @router.delete("/v1/videos/{video_id}", response_model=DeletedVideo, responses=ERASES)
     async def delete(request: Request, video_id: VideoId) -> Response:
-        """Cancel a clip that has not ended; erase one that has, with its prompt, its frames and its cache entry."""
-        job = await _own(api, video_id, caller(request), "cancel job")
-        if (await api.calls.cancel(job.id)).state is not JobState.CANCELLED:
-            await api.erase(request, job.id)
-        return JSONResponse({"id": job.id, "object": "video.deleted", "deleted": True})
+        """Erase a clip with its prompt, its frames and its cache entry, for good; one that has not ended is
+        cancelled."""
+        await api.erase(request, video_id)
+        return JSONResponse({"id": video_id, "object": "video.deleted", "deleted": True})
 
     @router.get("/v1/videos/{video_id}/content", response_class=Response, responses=READS | {200: {"content": _FILES}})
     async def content(request: Request, video_id: VideoId, variant: Variant = "video") -> Response:
@@ -90,9 +89,9 @@ def routes(api: Api) -> APIRouter:
     return router
 
 
-async def _own(api: Api, video_id: str, who: Caller, action: str = "read job") -> Job:
-    """Return a clip that the caller may see and has not deleted. Raises NotFoundError. action: for the audit log."""
-    job = await own_job(api.jobs, video_id, who, api.settings.data_dir, action)
+async def _own(api: Api, video_id: str, who: Caller) -> Job:
+    """Return a clip that the caller may see and has not cancelled. Raises NotFoundError."""
+    job = await own_job(api.jobs, video_id, who, api.settings.data_dir, "read job")
     if job.request.modality is not Modality.VIDEO or job.state is JobState.CANCELLED:
         raise NotFoundError(f"video {video_id!r}: no such video; it never existed, was deleted or expired")
     return job

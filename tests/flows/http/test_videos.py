@@ -50,6 +50,7 @@ async def test_clips_are_listed_and_deleted(sdk: openai.AsyncOpenAI, http: httpx
     assert (await sdk.videos.delete(left)).deleted
     with pytest.raises(openai.NotFoundError):
         await sdk.videos.retrieve(left)
+    assert (await http.delete(f"/v1/images/{left}")).status_code == 404  # nothing of it is left to erase
     listed = [one.id async for one in sdk.videos.list(limit=1)]
     assert kept in listed
     assert left not in listed
