@@ -7,7 +7,7 @@ from pathlib import Path
 from shared.domain.errors import ModelError
 from shared.models.card import is_hub_id
 from shared.models.card_lookup import BUNDLED, BUNDLED_PREFIX
-from shared.models.hub import WEIGHTS, repository
+from shared.models.hub import WEIGHTS, note_fetched, repository
 
 
 class NotHereError(ModelError):
@@ -38,9 +38,14 @@ def transformers_folder(
     owner_name, revision = repository(name)
     wanted = list(WEIGHTS)
     try:
-        return Path(snapshot_download(owner_name, revision=revision, allow_patterns=wanted, local_files_only=not fetch))
+        snapshot = Path(
+            snapshot_download(owner_name, revision=revision, allow_patterns=wanted, local_files_only=not fetch)
+        )
     except Exception as error:
         kind = ModelError if fetch else NotHereError
         raise kind(
             f"{setting} {name!r}: the download from the model hub failed ({error}); check the id and the network"
         ) from error
+    if fetch:
+        note_fetched(name, snapshot)
+    return snapshot

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shared.domain.errors import ModelError
 from shared.models.checkpoint import INDEX, components, faults, kind_of, missing
+from shared.runtime.telemetry import log
 
 CONFIGURATIONS = (INDEX, "*/*.json")
 WEIGHTS = ("*.json", "*.txt", "*.model", "*.safetensors")
@@ -53,6 +54,7 @@ def checkpoint(hub_id: str, name: str) -> Path:
         folder = _fetched(hub_id, name, CONFIGURATIONS)
         kind_of(folder)  # reject an unsupported pipeline before fetching its weights
         folder = _fetched(hub_id, name, [INDEX, *(f"{part}/{file}" for part in components(folder) for file in WEIGHTS)])
+        note_fetched(hub_id, folder)
     if lacking := missing(folder):
         raise ModelError(f"model {name!r}: path: {hub_id!r} has no {', '.join(lacking)}")
     if wrong := faults(folder):
@@ -60,6 +62,12 @@ def checkpoint(hub_id: str, name: str) -> Path:
             f"model {name!r}: path: {hub_id!r} is not whole: {wrong}; delete that file, so that it is fetched again"
         )
     return folder
+
+
+def note_fetched(hub_id: str, snapshot: Path) -> None:
+    """Log the commit that a download without a revision got: another machine may get a later one."""
+    if repository(hub_id)[1] is None:
+        log("hub").warning("fetched the hub's main", id=hub_id, pinned=f"{hub_id}@{snapshot.name}")
 
 
 def _fetched(hub_id: str, name: str, patterns: Sequence[str]) -> Path:

@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from shared.domain.errors import ModelError
 from shared.models import find_card, hub, served_card, weights_hash
+from shared.models.card_lookup import BUNDLED
+from shared.models.folders import transformers_folder
 from shared.runtime.settings import Settings
 from tests import tiny_families
 from tests.unit.models.hub_server import Hub, serving
@@ -41,7 +44,9 @@ def test_a_hub_id_is_fetched_once_and_then_found_without_the_hub(server: Hub, sa
     card = served_card(settings)
     assert (card.family, card.latent_channels, card.path) == ("sana", 8, SANA)
     assert not any(name.endswith(".safetensors") for name in server.given)  # its configurations tell
-    folder = card.folder
+    with structlog.testing.capture_logs() as logs:
+        folder = card.folder
+    assert [one["pinned"] for one in logs] == [f"{SANA}@{folder.name}"]
     assert sorted(name for name in server.given if name.endswith((".safetensors", ".bin"))) == [
         "text_encoder/model.safetensors",
         "transformer/diffusion_pytorch_model.safetensors",
@@ -57,13 +62,27 @@ def test_a_revision_is_pinned(server: Hub, sana: Path, tmp_path: Path) -> None:
     server.repositories[SANA] = sana
     pinned = "9" * 40
     server.revisions["v1"] = pinned
-    tagged = served_card(Settings(data_dir=tmp_path, large=f"{SANA}@v1"))
+    with structlog.testing.capture_logs() as logs:
+        tagged = served_card(Settings(data_dir=tmp_path, large=f"{SANA}@v1"))
+        assert tagged.folder
+    assert not [one for one in logs if one["event"] == "fetched the hub's main"]
     assert (tagged.name, tagged.folder.name) == ("tiny-sana", pinned)
     server.shutdown()
     assert served_card(Settings(data_dir=tmp_path, large=f"{SANA}@{pinned}")).folder == tagged.folder
     assert hub.cached(SANA) is None  # main was never fetched
     known = find_card("stabilityai/stable-diffusion-3.5-large@v1")
     assert (known.path, known.default_steps) == ("stabilityai/stable-diffusion-3.5-large@v1", 28)
+
+
+def test_an_encoder_without_a_revision_is_named_with_one(server: Hub, tmp_path: Path) -> None:
+    server.repositories["somebody/clip"] = BUNDLED / "clip"
+    with structlog.testing.capture_logs() as logs:
+        folder = transformers_folder("somebody/clip", "encoder")
+    assert [one["pinned"] for one in logs] == [f"somebody/clip@{folder.name}"]
+    server.revisions["v1"] = "9" * 40
+    with structlog.testing.capture_logs() as logs:
+        assert transformers_folder("somebody/clip@v1", "encoder").name == "9" * 40
+    assert not logs
 
 
 def test_a_revision_that_the_hub_does_not_have_is_said(server: Hub, sana: Path, tmp_path: Path) -> None:
