@@ -153,6 +153,15 @@ async def test_roles_open_their_methods_alone(guarded: Guarded) -> None:
             await ops.list_jobs()
 
 
+async def test_a_users_priority_overtakes_no_more_than_its_role_allows(guarded: Guarded) -> None:
+    for subject, most in (("bob", 4), ("chief", 100)):
+        async with guarded.client(subject) as client:
+            job = (await client.generate("a fox in a hurry", steps=10, cache="off", priority=100)).job
+        row = await guarded.house.backends.catalog.jobs.get(job.id)
+        assert row.request.priority == most
+        assert any(one.startswith("priority: 100 needs a key") for one in row.warnings) == (most < 100)
+
+
 async def test_a_stolen_key_ends_when_revoked_rotated_or_expired(guarded: Guarded) -> None:
     keys = guarded.house.backends.catalog.keys
     for name in ("revoked", "rotated"):

@@ -10,6 +10,7 @@ import pytest
 
 from protos import common_pb2, gateway_pb2
 from protos.gateway_pb2_grpc import GatewayServiceStub
+from services.gateway.lookup import Lookup
 from services.gateway.roster import Roster
 from shared.domain.errors import ConflictError, InvalidRequestError, NotFoundError, OverloadedError
 from shared.runtime import rpc
@@ -145,7 +146,10 @@ async def test_a_retry_while_the_first_try_still_draws_waits_for_the_same_job(ma
         assert len((await it.client.list_jobs())[0]) == 1
 
 
-async def test_a_retry_of_an_accepted_job_is_answered_however_full_the_queue_is(make: Make) -> None:
+async def test_a_retry_of_an_accepted_job_is_answered_however_full_the_queue_is(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no service is asked for its plan."""
     import asyncio
 
     from shared.client import AsyncClient
@@ -161,6 +165,7 @@ async def test_a_retry_of_an_accepted_job_is_answered_however_full_the_queue_is(
         async with AsyncClient(it.process.address, retry_s=0) as impatient:
             with pytest.raises(OverloadedError):
                 await impatient.generate("third", steps=2)
+            monkeypatch.delattr(Lookup, "plan")
             retried = await impatient.generate("second", steps=2, idempotency_key="k2")
         assert retried.job.id == (await waiting).job.id
         await running

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,9 +10,14 @@ import pytest
 from protos import gateway_pb2
 from services.gateway.caller import caller_of
 from services.gateway.erasing import to_erase
+from services.gateway.service import GatewayService
+from shared.catalog.jobs import job_rows
 from shared.domain.errors import NotFoundError, PermissionDeniedError
 from shared.domain.identity import ANONYMOUS, Principal, Role
+from shared.domain.messages import DataErased
+from shared.domain.types import Request, to_json
 from shared.runtime.settings import Settings
+from shared.service import running
 from shared.service.backends import open_backends
 from tests.unit.cached import finished_job, request, unit
 
@@ -40,3 +46,14 @@ async def test_without_a_key_only_jobs_without_a_key_are_erased(settings: Settin
             assert (await asked(OPS, **what)).WhichOneof("what") in what
     finally:
         await backends.close()
+
+
+async def test_a_gateway_forgets_the_rows_in_its_memory(settings: Settings) -> None:
+    """A gateway in a process of its own learns of an erasure by the event alone."""
+    away = dict.fromkeys(("embedder_address", "match_predictor_address", "retriever_address"), "127.0.0.1:9")
+    async with running([GatewayService()], settings.model_copy(update=away)) as process:
+        job_rows._read(Request, to_json(request("an erased prompt")))
+        await process.context.backends.bus.publish(DataErased(("any",)))
+        async with asyncio.timeout(5.0):
+            while job_rows._read.cache_info().currsize:
+                await asyncio.sleep(0.01)

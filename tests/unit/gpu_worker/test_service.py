@@ -16,8 +16,18 @@ import pytest
 from protos import gpu_worker_pb2 as pb
 from services.gpu_worker.engine import schedulers
 from services.gpu_worker.jobs.codecs import decode_state
+from shared.catalog.jobs import job_rows
 from shared.domain.errors import UnavailableError
-from shared.domain.messages import GenerateImage, JobCancelled, JobQueued, JobSucceeded, Message, Progress, lane_of
+from shared.domain.messages import (
+    DataErased,
+    GenerateImage,
+    JobCancelled,
+    JobQueued,
+    JobSucceeded,
+    Message,
+    Progress,
+    lane_of,
+)
 from shared.domain.types import Job, JobState, Size
 from shared.models.card_lookup import find_card, write_card
 from shared.runtime import audit
@@ -269,3 +279,24 @@ async def test_the_same_request_gives_the_same_bytes_in_any_company(bench: Worke
     assert mine.result.picture_sha256 == alone.result.picture_sha256
     hashes = {job.request.seed: job.result.picture_sha256 for job in crowd if job.result}
     assert len(set(hashes.values())) == 6
+
+
+async def test_what_is_kept_of_a_prompt_is_for_its_own_tenant_and_goes_with_an_erasure(
+    bench: WorkerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family: Any = bench.service._place.families[bench.model]
+    encode, encoded = family._encode_prompt, list[str]()
+
+    def watched(prompt: str, negative: bool) -> Any:
+        encoded.append(prompt)
+        return encode(prompt, negative)
+
+    monkeypatch.setattr(family, "_encode_prompt", watched)
+    for tenant in ("acme", "acme", "rival"):
+        await bench.draw(tenant=tenant)
+    assert encoded.count("a red fox") == 2
+    await bench.idle()
+    await bench.backends.bus.publish(DataErased(("any",)))
+    async with asyncio.timeout(5.0):
+        while family._encode.cache_info().currsize or job_rows._read.cache_info().currsize:
+            await asyncio.sleep(0.01)

@@ -96,6 +96,25 @@ async def test_scopes_are_never_crossed(noop: Settings) -> None:
         assert [one.entry_id for one in found.hits] == [own]  # a gallery shows nobody else's
 
 
+@pytest.mark.parametrize(("candidates", "steps"), [(3, (5, 10, 15, 20, 25)), (1, (25,))], ids=["", "search again"])
+async def test_one_tenants_public_image_starts_nothing_where_a_crowd_counts(
+    noop: Settings, candidates: int, steps: tuple[int, ...]
+) -> None:
+    """Also where the nearest entry has no state early enough, and the retriever searches further."""
+    sharing = {"public_tenants": ("else", "far", "third"), "public_crowd": 2, "candidates": candidates}
+    async with house(noop.model_copy(update=sharing)) as home:
+        own = await home.cache(request("own", tenant="else"), near(unit(1), 0.85), steps=steps)
+        await home.cache(request("planted", tenant="far", scope=Scope.PUBLIC), unit(1))
+        asked = request("x", tenant="else", variation=Variation.SAME)
+        alone = await home.plan(asked, unit(1))
+        assert [one.entry_id for one in alone.candidates if one.prompt] == [own]
+        assert len(alone.candidates) == 1
+        # the second tenant's entry is less similar: from there on two are behind every hit
+        await home.cache(request("popular", tenant="third", scope=Scope.PUBLIC), near(unit(1), 0.9))
+        both = await home.plan(asked, unit(1))
+        assert both.candidates[0].similarity == pytest.approx(0.9, abs=1e-3)
+
+
 async def test_a_predicted_miss_is_believed_unless_sampled_or_savings_are_wanted(noop: Settings) -> None:
     async with house(noop) as home:
         await home.cache(request(), unit(1))

@@ -33,6 +33,7 @@ from shared.domain.types import (
     Source,
     from_json,
     owner_key,
+    text_owner,
     to_json,
     vector_bytes,
     vector_from,
@@ -214,3 +215,20 @@ def test_the_work_of_a_clip_that_goes_on_counts_the_frames_before_it() -> None:
     assert whole.frames == 23
     assert whole.pixel_steps == (4 * 10 + 19) * 64 * 32
     assert replace(whole, plan=replace(plan, lead=None)).pixel_steps == 4 * 10 * 64 * 32
+
+
+@pytest.mark.parametrize(
+    ("scope", "cache", "owner"),
+    [
+        (Scope.PRIVATE, CacheMode.AUTO, "private:acme:ada"),
+        (Scope.TENANT, CacheMode.AUTO, "tenant:acme"),
+        (Scope.PUBLIC, CacheMode.READ, "public"),
+        (Scope.TENANT, CacheMode.OFF, "private:acme:ada"),
+        (Scope.PUBLIC, CacheMode.OFF, "private:acme:ada"),
+    ],
+)
+def test_what_is_kept_of_texts_is_kept_for_those_who_may_see_the_entry(
+    scope: Scope, cache: CacheMode, owner: str
+) -> None:
+    request = Request("a fox", Size(64, 64), 10, 1.0, 1, tenant="acme", user="ada", scope=scope, cache=cache)
+    assert text_owner(request) == owner

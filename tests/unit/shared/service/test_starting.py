@@ -1,15 +1,19 @@
-"""What a start does once: it loads the cache without collecting garbage."""
+"""What a start does once: it loads the cache without collecting garbage, and makes the first key."""
 
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import structlog
 
 from shared.domain.errors import ConfigurationError
+from shared.domain.identity import ApiKey
 from shared.runtime.settings import Settings
 from shared.service import Context, running
+from shared.service.first_key import make_first_key
 
 
 class Loading:
@@ -46,3 +50,21 @@ async def test_a_failed_start_leaves_the_collection_as_it_was(settings: Settings
         async with running([Loading(ConfigurationError("listen: no"))], settings):
             pass
     assert gc.isenabled()
+
+
+async def test_a_service_that_may_make_no_keys_leaves_no_file_with_one(tmp_path: Path) -> None:
+    """As a gateway with a database user of its own: it reads the keys, and no more."""
+
+    class ReadOnlyKeys:
+        async def all(self) -> list[ApiKey]:
+            return []
+
+        async def add_first(self, key: ApiKey) -> bool:
+            raise ConfigurationError("catalog: permission denied for table api_keys")
+
+    with structlog.testing.capture_logs() as logs:
+        await make_first_key(ReadOnlyKeys(), tmp_path / "data")  # type: ignore[arg-type]
+    assert not (tmp_path / "data" / "bootstrap-key").exists()
+    assert [(one["event"], one["why"]) for one in logs] == [
+        ("no bootstrap key", "catalog: permission denied for table api_keys")
+    ]
