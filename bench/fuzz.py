@@ -43,6 +43,7 @@ from protos import (
     gpu_worker_pb2,
     match_predictor_pb2,
     retriever_pb2,
+    segmenter_pb2,
     text_extractor_pb2,
 )
 from protos.gateway_pb2_grpc import GatewayServiceStub
@@ -57,6 +58,7 @@ INNER = (
     gpu_worker_pb2,
     match_predictor_pb2,
     retriever_pb2,
+    segmenter_pb2,
     text_extractor_pb2,
 )
 NOT_CALLED = {"Drain"}

@@ -37,6 +37,14 @@ HTTP_ONLY = (
         "The body is no request: pydantic's name of the rule.",
     ),
     (400, "invalid_request_error", "`unknown_parameter`", "A field that the request does not have."),
+    (400, "invalid_request_error", "`content_type`", "A `Content-Type` that the path does not take."),
+    (400, "invalid_request_error", "`unsupported`", "A file that the path does not take, or one that is no file."),
+    (
+        400,
+        "invalid_request_error",
+        "`invalid_parameter`",
+        "A field sent twice or as a file; a wrong `Last-Event-ID`.",
+    ),
     (400, "invalid_request_error", "`bad_host`", "No `Host` header, or one that names no host."),
     (400, "invalid_request_error", "`body_not_allowed`", "A GET or HEAD request with a body."),
     (403, "permission_error", "`host_not_allowed`", "See the setting `http_hosts`."),
@@ -45,7 +53,7 @@ HTTP_ONLY = (
     (404, "not_found_error", "`model_not_found`", "No served model has this name."),
     (404, "invalid_request_error", "`not_found`", "No such path."),
     (405, "invalid_request_error", "`method_not_allowed`", "`Allow` names the methods of the path."),
-    (408, "invalid_request_error", "`request_timeout`", "The body did not arrive in 30 s."),
+    (408, "invalid_request_error", "`request_timeout`", "The body did not arrive in 30 s, or in 120 s with files."),
     (413, "invalid_request_error", "`request_too_large`", "The body is larger than any valid request."),
 )
 
@@ -70,6 +78,7 @@ The Python client and the commands see a status, its details and no type. A reas
 | gRPC status | raised by the client |
 |---|---|
 {statuses}
+| `UNIMPLEMENTED` | `ConfigurationError` |
 | any other | `AfterimageError` |
 
 ## Errors over HTTP

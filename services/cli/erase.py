@@ -33,7 +33,10 @@ def erase(
     ] = None,
     tenant: Annotated[
         str | None,
-        typer.Option(help="Tenant of the user; without --user, all of the tenant. [default: the key's, or default]"),
+        typer.Option(
+            help="Tenant of the user; without --user, all of the tenant. [default: the key's where a gateway is asked, "
+            "else default]"
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Erase without a question.")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Data directory of the Afterimage that has the data.")] = None,

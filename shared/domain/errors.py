@@ -83,7 +83,7 @@ class ConflictError(AfterimageError):
 
 
 class OverloadedError(AfterimageError):
-    """The queue is full, so the gateway takes no more jobs now.
+    """The queue is full, or what a tenant or the gateway may have in work at once.
 
     Send the request again after the retry delay. Without a retry delay a message was too large: send less, or raise
     `max_message_bytes` at both ends.
