@@ -109,7 +109,10 @@ class Upkeep:
                 )
 
     async def _expire(self) -> None:
-        self.cache.doomed.add(await self._backends.catalog.jobs.expire(self._settings.results_keep_s))
+        jobs, settings = self._backends.catalog.jobs, self._settings
+        self.cache.doomed.add(await jobs.expire(settings.results_keep_s))
+        if any(one.kept_jobs is not None for one in settings.tenant_limits.values()):
+            self.cache.doomed.add(await jobs.expire_beyond(lambda tenant: settings.limits_of(tenant).kept_jobs))
 
     async def _cancel_stale(self) -> None:
         for job_id in await self._backends.catalog.jobs.cancel_stale(MOST_DEADLINE_S):

@@ -30,6 +30,7 @@ LIMITS = {
     "streamers": {"calls": 2, "jobs": None},
     "painters": {"pixel_steps": 64 * 64 * 1000},
     "hoarders": {"cache_bytes": 40_000, "jobs": None},
+    "repeaters": {"kept_jobs": 3},
 }
 TENANTS = [*LIMITS][1:]
 
@@ -38,7 +39,7 @@ TENANTS = [*LIMITS][1:]
 async def limited(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> AsyncIterator[tuple[House, dict[str, str]]]:
     given: dict[str, Any] = {"large": "noop:?step_ms=20", "encoder": str(tiny / "clip"), "torch_threads": 1}
     given |= {"data_dir": tmp_path_factory.mktemp("limited"), "listen": "127.0.0.1:0", "metrics_listen": ""}
-    given |= {"allow_anonymous": "never", "tenant_limits": LIMITS, "blob_grace_s": 0.2, "max_rows": 4}
+    given |= {"allow_anonymous": "never", "tenant_limits": LIMITS, "blob_grace_s": 0.2, "collect_s": 0.5, "max_rows": 4}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shared.service.door.EVERY_S", 0.05)
         async with house(Settings(**given)) as it:
@@ -229,3 +230,16 @@ async def test_the_cache_of_a_tenant_shrinks_to_its_bytes(limited: Limited) -> N
         assert [bool(cached[one.job.id].states) for one in made] == [False] * 5 + [True] * 3
         assert cached[kept.job.id].states
         assert (await hoarder.generate("a fox number 0", steps=10, seed=0)).plan.source == "exact"
+
+
+async def test_the_rows_of_repeats_are_bounded(limited: Limited) -> None:
+    """A repeat costs no step, and each left a row for seven days."""
+    async with client(limited, "repeaters") as repeater, client(limited, "others") as other:
+        kept = await other.generate("a heron at a pond", steps=10, cache="off")
+        made = [await repeater.generate("a heron at a pond", steps=10, seed=3) for _ in range(8)]
+        assert {one.plan.source for one in made[1:]} == {"exact"}
+        async with asyncio.timeout(20.0):
+            while len(left := (await repeater.list_jobs())[0]) > 3:
+                await asyncio.sleep(0.05)
+        assert {view.job.id for view in left} == {one.job.id for one in made[-3:]}
+        assert (await other.get_job(kept.job.id)).job.id == kept.job.id

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -28,8 +28,8 @@ _EXPIRABLE = (
         sa.or_(c.updated_at > _after_at, c.id > sa.bindparam("after_id", type_=sa.Text)),
     )
     .order_by(c.updated_at, c.id)
-    .limit(EXPIRED_AT_ONCE)
 )
+_ENDED_BY_TENANT = sa.select(c.tenant, sa.func.count()).where(sa.text(ENDED)).group_by(c.tenant)
 _STILL = (  # checked again: a job that was reopened in between must stay
     c.id.in_(sa.bindparam("ids", expanding=True)),
     c.state.in_([state.value for state in JobState if state.final]),
@@ -55,15 +55,23 @@ class _Due(NamedTuple):
     """Place to continue from; None at the end."""
 
 
-def _due(connection: sa.Connection, older_than_s: float, after: Place) -> _Due:
+def _due(
+    connection: sa.Connection, older_than_s: float, after: Place, tenant: str = "", most: int = EXPIRED_AT_ONCE
+) -> _Due:
     # a value, not an expression: PostgreSQL uses no index for a comparison with a running clock
     now = connection.execute(sa.select(_NOW)).scalar_one()
     before = now - older_than_s
-    rows = connection.execute(_EXPIRABLE, {"before": before, "after_at": after[0], "after_id": after[1]}).all()
-    more = len(rows) == EXPIRED_AT_ONCE
+    which, at_once = _EXPIRABLE.where(c.tenant == tenant) if tenant else _EXPIRABLE, min(most, EXPIRED_AT_ONCE)
+    where = {"before": before, "after_at": after[0], "after_id": after[1]}
+    rows = connection.execute(which.limit(at_once), where).all()
+    more = len(rows) == at_once
     due = jobs_of(rows)
     uploads = {job.id: job.request.upload.key for job in due if job.request.upload and job.state != JobState.SUCCEEDED}
     return _Due([job.id for job in due], uploads, before, now, (rows[-1].updated_at, rows[-1].id) if more else None)
+
+
+def _ended_by_tenant(connection: sa.Connection) -> list[tuple[str, int]]:
+    return [(str(tenant), int(count)) for tenant, count in connection.execute(_ENDED_BY_TENANT)]
 
 
 def drop_captured(connection: sa.Connection, job_ids: Sequence[str]) -> list[str]:
@@ -101,13 +109,28 @@ class Expiry:
         Return the keys of images, uploads, masks and latents that no job and no entry names any more. The orphan
         collector finds the blobs of an interrupted expiry.
         """
+        return await self._expired(older_than_s)
+
+    async def expire_beyond(self, most_of: Callable[[str], int | None]) -> list[str]:
+        """Delete the oldest final jobs of each tenant that has more than `most_of` it (None: no limit), whatever their
+        age. Return keys as `expire` does."""
+        found: list[str] = []
+        for tenant, count in await self._database.read(_ended_by_tenant):
+            most = most_of(tenant)
+            if most is not None and count > most:
+                found += await self._expired(0.0, tenant, count - most)
+        return found
+
+    async def _expired(self, older_than_s: float, tenant: str = "", most: int | None = None) -> list[str]:
         found: list[str] = []
         after: Place = (0.0, "")
         while True:
             # read apart: parsing these rows takes longer than deleting them, and other writers would wait
-            due = await self._database.read(_due, older_than_s, after)
+            due = await self._database.read(_due, older_than_s, after, tenant, most or EXPIRED_AT_ONCE)
             keys, more_keys = await self._database.write(_expire, due)
             found += keys
-            if due.after is None and not more_keys:
+            if most is not None:
+                most -= len(due.ids)
+            if most == 0 or (due.after is None and not more_keys):
                 return found
             after = due.after or after

@@ -36,6 +36,8 @@ class TenantLimits(BaseModel):
     """Jobs that wait or run."""
     pixel_steps: int | None = Field(None, ge=1)
     """Frames × pixels × steps of these jobs."""
+    kept_jobs: int | None = Field(None, ge=1)
+    """Jobs that are kept after their end, exact repeats included; the oldest expire before `results_keep_s`."""
     cache_bytes: int | None = Field(None, ge=0)
     """Bytes of its latents, images and masks in the cache."""
 
@@ -70,7 +72,8 @@ class Tenants(Section):
         {},
         description="What one tenant may take, by its name; `*` is for every tenant, and a tenant's own limits replace "
         "those of the same name. `rate`: calls, as in `20/s`. `calls`: calls open at once, streams included. `jobs`: "
-        "jobs that wait or run. `pixel_steps`: frames × pixels × steps of these jobs. `cache_bytes`: bytes in the "
+        "jobs that wait or run. `pixel_steps`: frames × pixels × steps of these jobs. `kept_jobs`: jobs, with their "
+        "images, that are kept after their end; the oldest expire before `results_keep_s`. `cache_bytes`: bytes in the "
         'cache. As JSON: `{"*": {"rate": "20/s", "jobs": 50}, "acme": {"jobs": 500}}`.',
     )
 

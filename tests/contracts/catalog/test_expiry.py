@@ -165,3 +165,23 @@ async def test_expiry_finds_old_jobs_and_keys_by_an_index(catalog: Catalog) -> N
     assert "ix_idempotency_keys_expires_at" in said, said
     whole = [line for line in lines if "Seq Scan" in line or line.strip().startswith("SCAN")]
     assert whole == [], said
+
+
+async def test_the_oldest_jobs_of_a_tenant_beyond_its_limit_expire(catalog: Catalog) -> None:
+    names = {"greedy": 5, "modest": 3, "free": 5}
+    for at in range(5):
+        for tenant, count in names.items():
+            if at < count:
+                job = await accepted(catalog, id=f"{tenant}{at}", tenant=tenant)
+                await catalog.jobs.cancel(job.id)
+    waiting = await accepted(catalog, id="waiting", tenant="greedy")
+    assert await catalog.jobs.expire_beyond({"greedy": 3, "modest": 3}.get) == []
+    left = {job.id for job in (await catalog.jobs.list(limit=100))[0]}
+    gone = {"greedy0", "greedy1"}
+    assert left == {f"{tenant}{at}" for tenant, count in names.items() for at in range(count)} - gone | {waiting.id}
+
+
+async def test_many_jobs_beyond_a_limit_expire_in_several_transactions(catalog: Catalog) -> None:
+    await catalog._database.write(_ended, EXPIRED_AT_ONCE + 3, OLD)
+    assert await catalog.jobs.expire_beyond(lambda _: 2) == []
+    assert len((await catalog.jobs.list(limit=10_000))[0]) == 2
