@@ -37,7 +37,11 @@ BATCH_TEXTS = 32
 class EmbedderService(pb_grpc.EmbedderServiceServicer):
     name: ClassVar[str] = "embedder"
     receives_images: ClassVar[bool] = True
-    callers: ClassVar[MayCall] = {"gateway": {"EmbedText"}, "cache_maintainer": {"EmbedText", "EmbedImage"}}
+    callers: ClassVar[MayCall] = {
+        "gateway": {"EmbedText"},
+        "retriever": {"EmbedText"},
+        "cache_maintainer": {"EmbedText", "EmbedImage"},
+    }
     ports: ClassVar[frozenset[str]] = frozenset()
 
     async def start(self, context: Context) -> None:

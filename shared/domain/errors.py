@@ -83,7 +83,7 @@ class ConflictError(AfterimageError):
 
 
 class OverloadedError(AfterimageError):
-    """The queue is full, or what a tenant or the gateway may have in work at once.
+    """The queue is full, or the tenant or the gateway has as much work at once as it may have.
 
     Send the request again after the retry delay. Without a retry delay a message was too large: send less, or raise
     `max_message_bytes` at both ends.

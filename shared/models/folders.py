@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from shared.domain.errors import ModelError
@@ -34,18 +35,24 @@ def transformers_folder(
         missing = "no such file" if name.endswith(".gguf") else f"no config.json in {' or '.join(places)}"
         raise ModelError(f"{setting} {name!r}: {missing}; set AFTERIMAGE_{setting.upper()} to {choices}")
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     owner_name, revision = repository(name)
-    wanted = list(WEIGHTS)
+
+    def snapshot_of(*, here: bool) -> Path:
+        found = snapshot_download(owner_name, revision=revision, allow_patterns=list(WEIGHTS), local_files_only=here)
+        return Path(found)
+
+    before = None
+    with contextlib.suppress(LocalEntryNotFoundError, HFValidationError):
+        before = snapshot_of(here=True)
     try:
-        snapshot = Path(
-            snapshot_download(owner_name, revision=revision, allow_patterns=wanted, local_files_only=not fetch)
-        )
+        snapshot = snapshot_of(here=not fetch)
     except Exception as error:
         kind = ModelError if fetch else NotHereError
         raise kind(
             f"{setting} {name!r}: the download from the model hub failed ({error}); check the id and the network"
         ) from error
-    if fetch:
+    if snapshot != before:
         note_fetched(name, snapshot)
     return snapshot

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import openai
 import pytest
 
 from services.gateway.http.signed_urls import Signer, secret_of
-from shared.domain.errors import ConfigurationError, UnauthenticatedError
+from shared.domain.errors import BlobUnavailableError, ConfigurationError, UnauthenticatedError
 from shared.domain.identity import Role
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS
@@ -72,6 +73,14 @@ async def test_images_of_others_do_not_exist(guarded: Guarded) -> None:
             assert (await client.delete(path.removesuffix("/content"))).status_code == status, subject
     async with http(guarded) as client:
         assert (await client.get(url)).status_code == 404
+    async with http(guarded, guarded.keys["alice"]) as client:
+        failing = (await client.post(IMAGES, json=BODY)).json()["data"][0]["afterimage"]["job_id"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                type(guarded.house.backends.blobs), "delete", AsyncMock(side_effect=BlobUnavailableError("away"))
+            )
+            answer = await client.delete(f"/v1/images/{failing}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")  # it was said to be deleted
     async with guarded.client("alice") as alice_too:
         other = (await alice_too.generate("a fox", steps=2)).job.id
     async with http(guarded, guarded.keys["ops"]) as client:

@@ -513,3 +513,10 @@ async def _finished(backends: Backends, job_id: str) -> Job:
             await asyncio.sleep(0.1)
     assert job.state is JobState.SUCCEEDED
     return job
+
+
+def test_no_service_was_refused_by_another(stack: ClusterStack) -> None:
+    """After all of the above: `callers` names what each calls."""
+    logs = [path.read_text() for path in (stack.folder / "services").glob("*.log")]
+    assert len(logs) >= 9
+    assert not [line for said in logs for line in said.splitlines() if "call refused" in line]

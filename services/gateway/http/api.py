@@ -20,6 +20,7 @@ from services.gateway.http.signed_urls import Signer
 from services.gateway.pending_calls import Calls, PendingCall
 from services.gateway.served_models import Models
 from services.gateway.uploads import Receiving
+from shared.domain.errors import UnavailableError
 from shared.runtime.settings import Settings
 from shared.service.readiness import Readiness
 
@@ -64,10 +65,13 @@ class Api:
             held.close()
 
     async def erase(self, request: Request, job_id: str) -> None:
-        """Erase a job of the caller, or its entry. Raises what `Eraser.erase` raises."""
+        """Erase a job of the caller, or its entry. Raises what `Eraser.erase` raises, and UnavailableError when a store
+        failed: what is left goes later, by itself."""
         who, client = principal(request.scope), request.client
         actor = f"{who.tenant}/{who.subject}" if who.subject else f"anonymous at {client.host if client else 'unknown'}"
-        await self.eraser.erase(gateway_pb2.EraseRequest(job_id=job_id), caller(request), who, actor)
+        found = await self.eraser.erase(gateway_pb2.EraseRequest(job_id=job_id), caller(request), who, actor)
+        if found.left:
+            raise UnavailableError(f"not all of job {job_id} is erased: {'; '.join(found.left)}")
 
 
 class ClientGoneError(Exception):

@@ -22,7 +22,7 @@ _NOTED = "afterimage.principal"
 
 def _roles(scope: Scope) -> frozenset[Role]:
     """Return the roles, one of which a request needs: an operator may erase, as over gRPC."""
-    erases = scope["method"] == "DELETE" and scope["path"].startswith(("/v1/images/", "/v1/videos/"))
+    erases = scope["method"] == "DELETE" and scope["path"].startswith("/v1/images/")
     return CLIENTS | {Role.OPERATOR} if erases else CLIENTS
 
 

@@ -27,6 +27,7 @@ from shared.domain.types import Job, JobState, Modality
 VideoId = Annotated[str, Path(max_length=64)]
 UPLOADS = ("input_reference", "image_reference", "video")
 """Fields of OpenAI's API that name something else than text; a form may have the first one, as a file."""
+READ = "read job"
 _BODIES = ("application/json", MULTIPART, URLENCODED)
 _SCHEMA = {"$ref": "#/components/schemas/VideoFields"}
 _BODY = {"requestBody": {"required": True, "content": {kind: {"schema": _SCHEMA} for kind in _BODIES}}}
@@ -71,9 +72,12 @@ def routes(api: Api) -> APIRouter:
 
     @router.delete("/v1/videos/{video_id}", response_model=DeletedVideo, responses=ERASES)
     async def delete(request: Request, video_id: VideoId) -> Response:
-        """Erase a clip with its prompt, its frames and its cache entry, for good; one that has not ended is
-        cancelled."""
-        await api.erase(request, video_id)
+        """Erase a clip with its prompt, its frames and its cache entry, for good; one that has not ended is cancelled
+        before."""
+        job = await _own(api, video_id, caller(request), "erase job")
+        if not job.state.final:
+            await api.calls.cancel(job.id)  # also where nobody can erase it now
+        await api.erase(request, job.id)
         return JSONResponse({"id": video_id, "object": "video.deleted", "deleted": True})
 
     @router.get("/v1/videos/{video_id}/content", response_class=Response, responses=READS | {200: {"content": _FILES}})
@@ -89,10 +93,11 @@ def routes(api: Api) -> APIRouter:
     return router
 
 
-async def _own(api: Api, video_id: str, who: Caller) -> Job:
-    """Return a clip that the caller may see and has not cancelled. Raises NotFoundError."""
-    job = await own_job(api.jobs, video_id, who, api.settings.data_dir, "read job")
-    if job.request.modality is not Modality.VIDEO or job.state is JobState.CANCELLED:
+async def _own(api: Api, video_id: str, who: Caller, action: str = READ) -> Job:
+    """Return a clip that the caller may see; reading knows no cancelled ones. Raises NotFoundError. action: for the
+    audit log."""
+    job = await own_job(api.jobs, video_id, who, api.settings.data_dir, action)
+    if job.request.modality is not Modality.VIDEO or (action == READ and job.state is JobState.CANCELLED):
         raise NotFoundError(f"video {video_id!r}: no such video; it never existed, was deleted or expired")
     return job
 

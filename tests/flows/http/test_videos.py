@@ -46,7 +46,10 @@ async def test_a_clip_is_a_job(sdk: openai.AsyncOpenAI, http: httpx.AsyncClient)
 async def test_clips_are_listed_and_deleted(sdk: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:
     body = {"prompt": "a fox waits", "num_inference_steps": 200, "num_frames": 2}
     kept, left = [(await http.post("/v1/videos", json=body)).json()["id"] for _ in range(2)]
-    await http.post("/v1/images/generations", json={"prompt": "no clip", "num_inference_steps": 5})
+    image = await http.post("/v1/images/generations", json={"prompt": "no clip", "num_inference_steps": 5})
+    no_clip = image.json()["data"][0]["afterimage"]["job_id"]
+    assert (await http.delete(f"/v1/videos/{no_clip}")).status_code == 404
+    assert (await http.delete(f"/v1/images/{no_clip}")).status_code == 200
     assert (await sdk.videos.delete(left)).deleted
     with pytest.raises(openai.NotFoundError):
         await sdk.videos.retrieve(left)

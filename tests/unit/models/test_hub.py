@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -37,6 +38,10 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         yield running
 
 
+def noted(logs: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [one["pinned"] for one in logs if one["event"] == "fetched the hub's main"]
+
+
 def test_a_hub_id_is_fetched_once_and_then_found_without_the_hub(server: Hub, sana: Path, tmp_path: Path) -> None:
     server.repositories[SANA] = sana
     settings = Settings(data_dir=tmp_path / "data", large=SANA)
@@ -46,7 +51,7 @@ def test_a_hub_id_is_fetched_once_and_then_found_without_the_hub(server: Hub, sa
     assert not any(name.endswith(".safetensors") for name in server.given)  # its configurations tell
     with structlog.testing.capture_logs() as logs:
         folder = card.folder
-    assert [one["pinned"] for one in logs] == [f"{SANA}@{folder.name}"]
+    assert noted(logs) == [f"{SANA}@{folder.name}"]
     assert sorted(name for name in server.given if name.endswith((".safetensors", ".bin"))) == [
         "text_encoder/model.safetensors",
         "transformer/diffusion_pytorch_model.safetensors",
@@ -65,7 +70,7 @@ def test_a_revision_is_pinned(server: Hub, sana: Path, tmp_path: Path) -> None:
     with structlog.testing.capture_logs() as logs:
         tagged = served_card(Settings(data_dir=tmp_path, large=f"{SANA}@v1"))
         assert tagged.folder
-    assert not [one for one in logs if one["event"] == "fetched the hub's main"]
+    assert not noted(logs)
     assert (tagged.name, tagged.folder.name) == ("tiny-sana", pinned)
     server.shutdown()
     assert served_card(Settings(data_dir=tmp_path, large=f"{SANA}@{pinned}")).folder == tagged.folder
@@ -78,11 +83,12 @@ def test_an_encoder_without_a_revision_is_named_with_one(server: Hub, tmp_path: 
     server.repositories["somebody/clip"] = BUNDLED / "clip"
     with structlog.testing.capture_logs() as logs:
         folder = transformers_folder("somebody/clip", "encoder")
-    assert [one["pinned"] for one in logs] == [f"somebody/clip@{folder.name}"]
+    assert noted(logs) == [f"somebody/clip@{folder.name}"]
     server.revisions["v1"] = "9" * 40
     with structlog.testing.capture_logs() as logs:
+        assert transformers_folder("somebody/clip", "encoder") == folder  # nothing new was fetched
         assert transformers_folder("somebody/clip@v1", "encoder").name == "9" * 40
-    assert not logs
+    assert not noted(logs)
 
 
 def test_a_revision_that_the_hub_does_not_have_is_said(server: Hub, sana: Path, tmp_path: Path) -> None:
