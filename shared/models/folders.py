@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from shared.domain.errors import ModelError
@@ -39,20 +40,21 @@ def transformers_folder(
 
     owner_name, revision = repository(name)
 
-    def snapshot_of(*, here: bool) -> Path:
-        found = snapshot_download(owner_name, revision=revision, allow_patterns=list(WEIGHTS), local_files_only=here)
+    def snapshot_of(revision: str | None, files: Sequence[str], *, here: bool) -> Path:
+        found = snapshot_download(owner_name, revision=revision, allow_patterns=list(files), local_files_only=here)
         return Path(found)
 
     before = None
     with contextlib.suppress(LocalEntryNotFoundError, HFValidationError):
-        before = snapshot_of(here=True)
+        before = snapshot_of(revision, ["config.json"], here=True)
     try:
-        snapshot = snapshot_of(here=not fetch)
+        # the commit of before, whose missing files are fetched: with another encoder the whole cache would be lost
+        snapshot = snapshot_of(revision or (before.name if before else None), WEIGHTS, here=not fetch)
     except Exception as error:
         kind = ModelError if fetch else NotHereError
         raise kind(
             f"{setting} {name!r}: the download from the model hub failed ({error}); check the id and the network"
         ) from error
-    if snapshot != before:
+    if before is None:
         note_fetched(name, snapshot)
     return snapshot

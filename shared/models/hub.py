@@ -18,8 +18,7 @@ NEVER = ("*.fp16*", "*.bf16*", "*.non_ema*", "*.bin", "*.onnx*", "*.msgpack", "*
 def repository(hub_id: str) -> tuple[str, str | None]:
     """Return the repository `owner/name` and the revision of a hub id `owner/name` or `owner/name@revision`.
 
-    A revision is a commit, tag or branch; None: the hub's `main`, of a checkpoint that of
-    the first download."""
+    A revision is a commit, tag or branch; None: the hub's `main` of the first download."""
     name, _, revision = hub_id.partition("@")
     return name, revision or None
 

@@ -79,14 +79,16 @@ def test_a_revision_is_pinned(server: Hub, sana: Path, tmp_path: Path) -> None:
     assert (known.path, known.default_steps) == ("stabilityai/stable-diffusion-3.5-large@v1", 28)
 
 
-def test_an_encoder_without_a_revision_is_named_with_one(server: Hub, tmp_path: Path) -> None:
+def test_an_encoder_without_a_revision_stays_the_one_of_the_first_download(server: Hub, tmp_path: Path) -> None:
     server.repositories["somebody/clip"] = BUNDLED / "clip"
     with structlog.testing.capture_logs() as logs:
         folder = transformers_folder("somebody/clip", "encoder")
     assert noted(logs) == [f"somebody/clip@{folder.name}"]
-    server.revisions["v1"] = "9" * 40
+    server.revisions |= {"v1": "9" * 40, "main": "8" * 40, "before": folder.name}
+    (folder / "tokenizer.json").unlink()  # the download was interrupted
     with structlog.testing.capture_logs() as logs:
-        assert transformers_folder("somebody/clip", "encoder") == folder  # nothing new was fetched
+        assert transformers_folder("somebody/clip", "encoder") == folder
+        assert (folder / "tokenizer.json").is_file()
         assert transformers_folder("somebody/clip@v1", "encoder").name == "9" * 40
     assert not noted(logs)
 
