@@ -57,6 +57,17 @@ PROOFS = (
     "tests/unit/gpu_worker/families/test_patches.py::test_fifty_steps_of_sdxl_stay_within_the_bound",
     "tests/unit/gpu_worker/families/test_clips.py::test_batch_invariant_rows_of_any_length_are_bit_identical[animatediff]",
     "tests/unit/gpu_worker/families/test_held_frames.py::test_a_run_with_held_frames_resumes_bit_identical_in_company[animatediff]",
+    # bench/probing has ten thousand guesses of it; `make test` has public images that one tenant plants, one by one
+    "tests/attacks/test_probing.py::test_a_planted_image_starts_nothing_of_another_tenant",
+    # an interrupted hit of two stacks; checkpoints of hits are in unit/gpu_worker/jobs, a killed worker in test_cluster
+    "tests/flows/test_cluster.py::test_a_hit_that_is_interrupted_keeps_its_plan",
+    # Locust's users in an open loop and refused ones; `make test` plays sessions
+    "tests/flows/test_load.py::test_who_is_refused_comes_back_and_is_drawn",
+    # many users at once; the tests beside it have the rule for one image after the other
+    "tests/flows/reuse/test_variation.py::test_twenty_users_at_once_leave_no_root_behind_more_than_its_share",
+    # profiles of clips' pairs and of images from pictures; those of images and clips are measured in `make test`
+    "tests/unit/cli/profiles/test_clips.py::test_a_profile_of_pairs_gives_their_own_table",
+    "tests/unit/cli/profiles/test_command.py::test_every_t_has_rows_and_tables_and_one_page_shows_them_all",
     # a small run of each benchmark
     "tests/unit/bench/",
 )
