@@ -81,7 +81,8 @@ def up(
             out.print(f"metrics {metrics} · data {settings.data_dir.absolute()} · model {names}")
             if keys_needed(settings, settings.listen):
                 first = settings.data_dir.absolute() / "bootstrap-key"
-                out.print(f"Callers need a key: AFTERIMAGE_API_KEY; the first one is in {first}", highlight=False)
+                where = f"the first one is in {first}" if first.exists() else "`afterimage keys create` makes one"
+                out.print(f"Callers need a key: AFTERIMAGE_API_KEY; {where}", highlight=False)
             out.print("Generate: afterimage generate 'a red fox in the snow'    Stop: Ctrl-C", highlight=False)
 
         run(serve(all_services(settings.workers), placed(settings), on_ready=ready))

@@ -131,6 +131,14 @@ def from_here(address: str) -> str:
     return f"{scheme}{slashes}{called}{colon}{port}"
 
 
+def ended(address: str) -> UnavailableError:
+    """Return the error for a server that can be reached and ends each connection."""
+    return UnavailableError(
+        f"{address}: takes connections and ends them; it is starting or ending, or it has TLS, and AFTERIMAGE_TLS_CA "
+        "must name the file of its authority"
+    )
+
+
 async def unreachable(address: str, silent_s: float | None = None) -> AfterimageError | None:
     """Return the reason why gRPC cannot reach `address`; None if it can, and for gRPC names that are no host:port.
 

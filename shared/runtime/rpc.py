@@ -28,7 +28,7 @@ from shared.domain.errors import (
     UnavailableError,
 )
 from shared.runtime import tracing
-from shared.runtime.addresses import PROBE_S, unreachable
+from shared.runtime.addresses import PROBE_S, ended, unreachable
 
 DOMAIN = "afterimage"
 LONGEST_SAID = 1000
@@ -136,14 +136,14 @@ def error_named(code: str, message: str) -> AfterimageError:
 
 
 async def explained(error: AfterimageError, target: str) -> AfterimageError:
-    """Return the reason why gRPC could not connect to `target`; any other error unchanged.
+    """Return the reason why gRPC could not connect to `target`, or lost it; any other error unchanged.
 
     The reason is an UnavailableError if another try may help.
     """
     if not isinstance(error, UnavailableError) or error.outside != AWAY:
         return error
-    why = await unreachable(target, PROBE_S)
-    return type(why)(str(why), outside=AWAY) if isinstance(why, UnavailableError) else why or error
+    why = await unreachable(target, PROBE_S) or (ended(target) if "failed to connect" in str(error) else error)
+    return type(why)(str(why), outside=AWAY) if isinstance(why, UnavailableError) else why
 
 
 def _invalid(field: str, message: str) -> InvalidRequestError:

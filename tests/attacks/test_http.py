@@ -59,6 +59,7 @@ async def test_images_of_others_do_not_exist(guarded: Guarded) -> None:
         with pytest.raises(openai.PermissionDeniedError, match="another tenant"):
             await alice.images.generate(prompt="a fox", extra_headers={"tenant": "rival"})
     async with http(guarded, guarded.keys["bob"]) as client:
+        assert (await client.get("/v1/models", headers={"tenant": "rival"})).status_code == 403
         answer = await client.post(IMAGES, json=BODY | {"scope": "public"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "permission_denied")
     path = httpx.URL(url).path

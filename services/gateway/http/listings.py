@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from services.gateway.http.api import READS, Api, refusals
 from services.gateway.http.errors import HttpError
 from services.gateway.http.fields import Model, Models, Status
-from services.gateway.http.identity import principal
+from services.gateway.http.identity import caller
 from shared.models import ModelCard
 
 
@@ -24,13 +24,13 @@ def routes(api: Api) -> APIRouter:
     @router.get("/v1/models", response_model=Models, responses=READS)
     async def models(request: Request) -> Response:
         """Return the served models."""
-        principal(request.scope)
+        caller(request)  # has a key, and names no other tenant
         return JSONResponse({"object": "list", "data": [_model(card, api) for card in cards.values()]})
 
     @router.get("/v1/models/{model:path}", response_model=Model, responses=READS)
     async def model(request: Request, model: str) -> Response:
         """Return one model, by its id or role."""
-        principal(request.scope)
+        caller(request)  # has a key, and names no other tenant
         name = {"large": api.models.large, "small": api.models.small}.get(model, model)
         if name not in cards:
             rule = "model: is not served here; GET /v1/models lists what is"
