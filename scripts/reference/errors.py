@@ -43,7 +43,7 @@ HTTP_ONLY = (
         400,
         "invalid_request_error",
         "`invalid_parameter`",
-        "A field sent twice, text as a file or a file as text.",
+        "A field sent twice or of the wrong kind; a wrong `Last-Event-ID`.",
     ),
     (400, "invalid_request_error", "`bad_host`", "No `Host` header, or one that names no host."),
     (400, "invalid_request_error", "`body_not_allowed`", "A GET or HEAD request with a body."),

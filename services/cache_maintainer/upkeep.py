@@ -22,6 +22,8 @@ from shared.service import Context
 from shared.service.backends import Backends
 from shared.service.leadership import Leadership
 
+LEAST_KEPT_S = 60.0
+"""Seconds for which a job stays after its end, whatever its tenant's limit: it becomes an entry, and is read."""
 MOST_UNNOTED = 1000
 """Jobs whose masks wait to be noted, at most. A clip whose masks are dropped starts no pair, and loses nothing else."""
 
@@ -112,7 +114,8 @@ class Upkeep:
         jobs, settings = self._backends.catalog.jobs, self._settings
         self.cache.doomed.add(await jobs.expire(settings.results_keep_s))
         if any(one.kept_jobs is not None for one in settings.tenant_limits.values()):
-            self.cache.doomed.add(await jobs.expire_beyond(lambda tenant: settings.limits_of(tenant).kept_jobs))
+            beyond = jobs.expire_beyond(lambda one: settings.limits_of(one).kept_jobs, older_than_s=LEAST_KEPT_S)
+            self.cache.doomed.add(await beyond)
 
     async def _cancel_stale(self) -> None:
         for job_id in await self._backends.catalog.jobs.cancel_stale(MOST_DEADLINE_S):

@@ -19,16 +19,13 @@ TIMEOUT_S = 3.0
 EXAMPLE = "afterimage.gateway.v1.GatewayService"
 
 
-def trouble(address: str, code: grpc.StatusCode, service: str = "", *, listens: bool = False) -> AfterimageError:
+def trouble(address: str, code: grpc.StatusCode, service: str = "") -> AfterimageError:
     """Return the error for a failed health check, with what to do.
 
-    code: the gRPC status of the check. service: the full name of the checked service; empty: the process. listens:
-    whether the address takes connections.
+    code: the gRPC status of the check. service: the full name of the checked service; empty: the process.
     """
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:  # a start takes the port first and answers when the models are loaded
         return silent(address, TIMEOUT_S)
-    if code is grpc.StatusCode.UNAVAILABLE and listens:
-        return ended(address)
     if code is grpc.StatusCode.UNAVAILABLE:
         return UnavailableError(
             f"{address}: nothing answers there; start it with `afterimage up` (a start takes some seconds)"
@@ -76,7 +73,8 @@ def check_serves(address: str, service: str = "") -> None:
         try:
             reply = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_S)
         except grpc.RpcError as error:
-            raise trouble(address, error.code(), service, listens=why is None) from error
+            cut = ended(address, str(error.details())) if why is None else None
+            raise cut or trouble(address, error.code(), service) from error
     if reply.status != health_pb2.HealthCheckResponse.SERVING:
         what = "a server that it needs is away, or it is shutting down" if service else "it is shutting down"
         raise UnavailableError(f"{address}: not serving: {what}; check again in a few seconds")

@@ -92,7 +92,8 @@ def _image_of(job: Job) -> Iterator[Result]:
         yield job.result
     except BlobMissingError as error:
         raise NotFoundError(
-            f"the {noun} of job {job.id} expired after results_keep_s seconds; send its request again"
+            f"the {noun} of job {job.id} expired, after results_keep_s seconds or beyond its tenant's kept_jobs; send "
+            "its request again"
         ) from error
 
 

@@ -58,6 +58,6 @@ def _check_alone(limits: TenantLimits, jobs: int, pixel_steps: int) -> None:
 
 def _check(name: str, limit: int | None, wanted: int, asked: int) -> None:
     if limit is not None and wanted > limit:
-        said = f"{_NAMES[name]}: this tenant has or already asks for {wanted - asked} and may have {limit}"
+        said = f"{_NAMES[name]}: this tenant has, with requests on their way, {wanted - asked} and may have {limit}"
         said = f"{said} (tenant_limits), this request asks for {asked}"
         raise OverloadedError(f"{said}; retry in {RETRY_S:g} s", retry_after_s=RETRY_S)

@@ -49,7 +49,7 @@ class InvalidRequestError(AfterimageError):
 class NotFoundError(AfterimageError):
     """Nothing is stored under this name.
 
-    Check the name or id. Jobs and images expire after `results_keep_s`.
+    Check the name or id. Jobs and images expire after `results_keep_s`, and beyond `kept_jobs` of their tenant.
     """
 
     code = "NOT_FOUND"

@@ -45,9 +45,9 @@ def transformers_folder(
         return Path(found)
 
     before = None
-    with contextlib.suppress(LocalEntryNotFoundError, HFValidationError):
-        before = snapshot_of(revision, ["config.json"], here=True)
     try:
+        with contextlib.suppress(LocalEntryNotFoundError, HFValidationError):
+            before = snapshot_of(revision, ["config.json"], here=True)
         # the commit of before, whose missing files are fetched: with another encoder the whole cache would be lost
         snapshot = snapshot_of(revision or (before.name if before else None), WEIGHTS, here=not fetch)
     except Exception as error:

@@ -74,6 +74,8 @@ def _fetched(hub_id: str, name: str, patterns: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     owner_name, revision = repository(hub_id)
+    if revision is None and (here := cached(hub_id)) is not None:
+        revision = here.name  # what an earlier download began
     try:
         folder = Path(
             snapshot_download(owner_name, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(NEVER))

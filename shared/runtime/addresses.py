@@ -131,11 +131,16 @@ def from_here(address: str) -> str:
     return f"{scheme}{slashes}{called}{colon}{port}"
 
 
-def ended(address: str) -> UnavailableError:
-    """Return the error for a server that can be reached and ends each connection."""
+def ended(address: str, said: str) -> UnavailableError | None:
+    """Return the error for a server that can be reached and ends each connection; None where gRPC says otherwise.
+
+    said: gRPC's own text.
+    """
+    if address.startswith(SCHEMES) or "failed to connect" not in said:  # of such addresses `unreachable` knows nothing
+        return None
     return UnavailableError(
-        f"{address}: takes connections and ends them; it is starting or ending, or it has TLS, and AFTERIMAGE_TLS_CA "
-        "must name the file of its authority"
+        f"{address}: takes connections and ends them; it is starting or ending, or AFTERIMAGE_TLS_CA does not fit: it "
+        f"must name the authority of a server with TLS, and be unset for one without ({said})"
     )
 
 

@@ -136,13 +136,13 @@ def error_named(code: str, message: str) -> AfterimageError:
 
 
 async def explained(error: AfterimageError, target: str) -> AfterimageError:
-    """Return the reason why gRPC could not connect to `target`, or lost it; any other error unchanged.
+    """Return the reason why gRPC could not connect to `target`; any other error unchanged.
 
     The reason is an UnavailableError if another try may help.
     """
     if not isinstance(error, UnavailableError) or error.outside != AWAY:
         return error
-    why = await unreachable(target, PROBE_S) or (ended(target) if "failed to connect" in str(error) else error)
+    why = await unreachable(target, PROBE_S) or ended(target, str(error)) or error
     return type(why)(str(why), outside=AWAY) if isinstance(why, UnavailableError) else why
 
 

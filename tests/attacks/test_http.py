@@ -82,6 +82,7 @@ async def test_images_of_others_do_not_exist(guarded: Guarded) -> None:
             )
             answer = await client.delete(f"/v1/images/{failing}")
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")  # it was said to be deleted
+        assert answer.headers["x-should-retry"] == "false"
     async with guarded.client("alice") as alice_too:
         other = (await alice_too.generate("a fox", steps=2)).job.id
     async with http(guarded, guarded.keys["ops"]) as client:

@@ -228,10 +228,10 @@ async def test_a_wiretap_reads_no_key_and_a_renewed_certificate_needs_no_restart
         with unknown_method:  # past TLS and door: there is no gateway here
             await ask(first[0])
         for wrong in (None, second[0]):
-            with pytest.raises(UnavailableError, match="it has TLS, and AFTERIMAGE_TLS_CA must name the file"):
+            with pytest.raises(UnavailableError, match="AFTERIMAGE_TLS_CA does not fit"):
                 await ask(wrong)
         unsaid = await asyncio.to_thread(CliRunner().invoke, app, ["health", "--target", process.address])
-        assert "it has TLS, and AFTERIMAGE_TLS_CA must name the file" in str(unsaid.exception)
+        assert "AFTERIMAGE_TLS_CA does not fit" in str(unsaid.exception)
         monkeypatch.setenv("AFTERIMAGE_TLS_CA", str(first[0]))
         probed = await asyncio.to_thread(CliRunner().invoke, app, ["health", "--target", process.address])
         assert "serving" in probed.stdout

@@ -42,6 +42,7 @@ async def limited(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Async
     given |= {"allow_anonymous": "never", "tenant_limits": LIMITS, "blob_grace_s": 0.2, "collect_s": 0.5, "max_rows": 4}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shared.service.door.EVERY_S", 0.05)
+        patch.setattr("services.cache_maintainer.upkeep.LEAST_KEPT_S", 1.0)
         async with house(Settings(**given)) as it:
             keys = {}
             for tenant in (*TENANTS, "others"):
@@ -177,7 +178,7 @@ async def test_work_in_flight_is_bounded_and_ends_free_it(limited: Limited) -> N
         first = asyncio.create_task(painter.generate("a fox", steps=900, cache="off"))
         while not (found := (await painter.list_jobs())[0]):
             await asyncio.sleep(0.01)
-        with pytest.raises(OverloadedError, match="already asks for 3686400 and may have 4096000"):
+        with pytest.raises(OverloadedError, match="on their way, 3686400 and may have 4096000"):
             await painter.generate("a fox", steps=101, cache="off")
         assert (await painter.generate("a fox", steps=10, cache="off")).png
         assert (await other.generate("a fox", steps=101, cache="off")).png
@@ -197,7 +198,7 @@ async def test_jobs_are_bounded_for_every_tenant_without_a_limit_of_its_own(limi
             assert ended
             done |= ended
         for task in done:
-            with pytest.raises(OverloadedError, match=r"jobs that wait or run: already asks for . and may have 4"):
+            with pytest.raises(OverloadedError, match=r"jobs that wait or run: .* on their way, . and may have 4"):
                 await task
         assert (await it.backends.catalog.jobs.taken("others")).jobs <= 4
         with pytest.raises(InvalidRequestError, match="n: must be at most 4, the jobs of this tenant"):

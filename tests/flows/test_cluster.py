@@ -515,8 +515,9 @@ async def _finished(backends: Backends, job_id: str) -> Job:
     return job
 
 
-def test_no_service_was_refused_by_another(stack: ClusterStack) -> None:
+async def test_no_service_was_refused_by_another(stack: ClusterStack, backends: Backends) -> None:
     """After all of the above: `callers` names what each calls."""
+    assert (await backends.catalog.jobs.list(limit=1))[0]
     logs = [path.read_text() for path in (stack.folder / "services").glob("*.log")]
     assert len(logs) >= 9
     assert not [line for said in logs for line in said.splitlines() if "call refused" in line]

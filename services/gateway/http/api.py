@@ -13,6 +13,7 @@ from protos import common_pb2 as pb
 from protos import gateway_pb2
 from services.gateway.caller import Caller
 from services.gateway.erasing import Eraser
+from services.gateway.http.errors import HttpError
 from services.gateway.http.fields import ErrorAnswer
 from services.gateway.http.identity import Callers, caller, principal
 from services.gateway.http.pictures import Conversions
@@ -20,7 +21,6 @@ from services.gateway.http.signed_urls import Signer
 from services.gateway.pending_calls import Calls, PendingCall
 from services.gateway.served_models import Models
 from services.gateway.uploads import Receiving
-from shared.domain.errors import UnavailableError
 from shared.runtime.settings import Settings
 from shared.service.readiness import Readiness
 
@@ -65,13 +65,15 @@ class Api:
             held.close()
 
     async def erase(self, request: Request, job_id: str) -> None:
-        """Erase a job of the caller, or its entry. Raises what `Eraser.erase` raises, and UnavailableError when a store
-        failed: what is left goes later, by itself."""
+        """Erase a job of the caller, or its entry. Raises what `Eraser.erase` raises, and HttpError when a store
+        failed."""
         who, client = principal(request.scope), request.client
         actor = f"{who.tenant}/{who.subject}" if who.subject else f"anonymous at {client.host if client else 'unknown'}"
         found = await self.eraser.erase(gateway_pb2.EraseRequest(job_id=job_id), caller(request), who, actor)
         if found.left:
-            raise UnavailableError(f"not all of job {job_id} is erased: {'; '.join(found.left)}")
+            # sent again, it would be answered that there is no such job
+            said = f"not all of job {job_id} is erased yet, and the server goes on by itself: {'; '.join(found.left)}"
+            raise HttpError(503, said, code="unavailable", kind="server_error")
 
 
 class ClientGoneError(Exception):

@@ -24,13 +24,13 @@ def routes(api: Api) -> APIRouter:
     @router.get("/v1/models", response_model=Models, responses=READS)
     async def models(request: Request) -> Response:
         """Return the served models."""
-        caller(request)  # has a key, and names no other tenant
+        caller(request)  # checks the key and the tenant
         return JSONResponse({"object": "list", "data": [_model(card, api) for card in cards.values()]})
 
     @router.get("/v1/models/{model:path}", response_model=Model, responses=READS)
     async def model(request: Request, model: str) -> Response:
         """Return one model, by its id or role."""
-        caller(request)  # has a key, and names no other tenant
+        caller(request)  # checks the key and the tenant
         name = {"large": api.models.large, "small": api.models.small}.get(model, model)
         if name not in cards:
             rule = "model: is not served here; GET /v1/models lists what is"

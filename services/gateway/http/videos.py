@@ -27,7 +27,6 @@ from shared.domain.types import Job, JobState, Modality
 VideoId = Annotated[str, Path(max_length=64)]
 UPLOADS = ("input_reference", "image_reference", "video")
 """Fields of OpenAI's API that name something else than text; a form may have the first one, as a file."""
-READ = "read job"
 _BODIES = ("application/json", MULTIPART, URLENCODED)
 _SCHEMA = {"$ref": "#/components/schemas/VideoFields"}
 _BODY = {"requestBody": {"required": True, "content": {kind: {"schema": _SCHEMA} for kind in _BODIES}}}
@@ -74,10 +73,15 @@ def routes(api: Api) -> APIRouter:
     async def delete(request: Request, video_id: VideoId) -> Response:
         """Erase a clip with its prompt, its frames and its cache entry, for good; one that has not ended is cancelled
         before."""
-        job = await _own(api, video_id, caller(request), "erase job")
-        if not job.state.final:
-            await api.calls.cancel(job.id)  # also where nobody can erase it now
-        await api.erase(request, job.id)
+        try:
+            job = await own_job(api.jobs, video_id, caller(request), api.settings.data_dir, "erase job")
+        except NotFoundError:
+            pass  # an expired clip may have left an entry of the cache: the eraser looks, and notes whom it refuses
+        else:
+            _check_video(job)
+            if not job.state.final:
+                await api.calls.cancel(job.id)  # also where nobody can erase it now
+        await api.erase(request, video_id)
         return JSONResponse({"id": video_id, "object": "video.deleted", "deleted": True})
 
     @router.get("/v1/videos/{video_id}/content", response_class=Response, responses=READS | {200: {"content": _FILES}})
@@ -93,13 +97,23 @@ def routes(api: Api) -> APIRouter:
     return router
 
 
-async def _own(api: Api, video_id: str, who: Caller, action: str = READ) -> Job:
-    """Return a clip that the caller may see; reading knows no cancelled ones. Raises NotFoundError. action: for the
-    audit log."""
-    job = await own_job(api.jobs, video_id, who, api.settings.data_dir, action)
-    if job.request.modality is not Modality.VIDEO or (action == READ and job.state is JobState.CANCELLED):
-        raise NotFoundError(f"video {video_id!r}: no such video; it never existed, was deleted or expired")
+async def _own(api: Api, video_id: str, who: Caller) -> Job:
+    """Return a clip that the caller may see and has not cancelled. Raises NotFoundError."""
+    job = await own_job(api.jobs, video_id, who, api.settings.data_dir)
+    _check_video(job)
+    if job.state is JobState.CANCELLED:
+        raise _unknown(video_id)
     return job
+
+
+def _check_video(job: Job) -> None:
+    """Raise NotFoundError for the job of an image."""
+    if job.request.modality is not Modality.VIDEO:
+        raise _unknown(job.id)
+
+
+def _unknown(video_id: str) -> NotFoundError:
+    return NotFoundError(f"video {video_id!r}: no such video; it never existed, was deleted or expired")
 
 
 async def _fields(request: Request) -> tuple[VideoFields, bytes | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -29,7 +30,8 @@ _EXPIRABLE = (
     )
     .order_by(c.updated_at, c.id)
 )
-_ENDED_BY_TENANT = sa.select(c.tenant, sa.func.count()).where(sa.text(ENDED)).group_by(c.tenant)
+_OF_TENANTS = sa.select(c.tenant, sa.func.count()).group_by(c.tenant)
+_NEWEST = sa.select(c.updated_at).where(sa.text(ENDED)).order_by(c.updated_at.desc()).limit(1)
 _STILL = (  # checked again: a job that was reopened in between must stay
     c.id.in_(sa.bindparam("ids", expanding=True)),
     c.state.in_([state.value for state in JobState if state.final]),
@@ -56,22 +58,29 @@ class _Due(NamedTuple):
 
 
 def _due(
-    connection: sa.Connection, older_than_s: float, after: Place, tenant: str = "", most: int = EXPIRED_AT_ONCE
+    connection: sa.Connection, older_than_s: float, after: Place, tenant: str = "", ended_before: float = math.inf
 ) -> _Due:
     # a value, not an expression: PostgreSQL uses no index for a comparison with a running clock
     now = connection.execute(sa.select(_NOW)).scalar_one()
-    before = now - older_than_s
-    which, at_once = _EXPIRABLE.where(c.tenant == tenant) if tenant else _EXPIRABLE, min(most, EXPIRED_AT_ONCE)
+    before = min(now - older_than_s, ended_before)
+    which = _EXPIRABLE.where(c.tenant == tenant) if tenant else _EXPIRABLE
     where = {"before": before, "after_at": after[0], "after_id": after[1]}
-    rows = connection.execute(which.limit(at_once), where).all()
-    more = len(rows) == at_once
+    rows = connection.execute(which.limit(EXPIRED_AT_ONCE), where).all()
+    more = len(rows) == EXPIRED_AT_ONCE
     due = jobs_of(rows)
     uploads = {job.id: job.request.upload.key for job in due if job.request.upload and job.state != JobState.SUCCEEDED}
     return _Due([job.id for job in due], uploads, before, now, (rows[-1].updated_at, rows[-1].id) if more else None)
 
 
-def _ended_by_tenant(connection: sa.Connection) -> list[tuple[str, int]]:
-    return [(str(tenant), int(count)) for tenant, count in connection.execute(_ENDED_BY_TENANT)]
+def _of_tenants(connection: sa.Connection) -> list[tuple[str, int]]:
+    """Return the number of jobs of each tenant, also of those that have not ended: an index has them."""
+    return [(str(tenant), int(count)) for tenant, count in connection.execute(_OF_TENANTS)]
+
+
+def _end_of(connection: sa.Connection, tenant: str, place: int) -> float | None:
+    """Return when the tenant's job at this place from the newest ended; None if there are fewer."""
+    found = connection.execute(_NEWEST.where(c.tenant == tenant).offset(place - 1)).scalar()
+    return None if found is None else float(found)
 
 
 def drop_captured(connection: sa.Connection, job_ids: Sequence[str]) -> list[str]:
@@ -111,26 +120,26 @@ class Expiry:
         """
         return await self._expired(older_than_s)
 
-    async def expire_beyond(self, most_of: Callable[[str], int | None]) -> list[str]:
-        """Delete the oldest final jobs of each tenant that has more than `most_of` it (None: no limit), whatever their
-        age. Return keys as `expire` does."""
+    async def expire_beyond(self, most_of: Callable[[str], int | None], *, older_than_s: float) -> list[str]:
+        """Delete the final jobs of each tenant that ended before its `most_of` newest ones (None: no limit), and at
+        least so long ago. Return keys as `expire` does."""
         found: list[str] = []
-        for tenant, count in await self._database.read(_ended_by_tenant):
+        for tenant, count in await self._database.read(_of_tenants):
             most = most_of(tenant)
-            if most is not None and count > most:
-                found += await self._expired(0.0, tenant, count - most)
+            if most is None or count <= most:
+                continue
+            if (kept_from := await self._database.read(_end_of, tenant, most)) is not None:
+                found += await self._expired(older_than_s, tenant, kept_from)
         return found
 
-    async def _expired(self, older_than_s: float, tenant: str = "", most: int | None = None) -> list[str]:
+    async def _expired(self, older_than_s: float, tenant: str = "", ended_before: float = math.inf) -> list[str]:
         found: list[str] = []
         after: Place = (0.0, "")
         while True:
             # read apart: parsing these rows takes longer than deleting them, and other writers would wait
-            due = await self._database.read(_due, older_than_s, after, tenant, most or EXPIRED_AT_ONCE)
+            due = await self._database.read(_due, older_than_s, after, tenant, ended_before)
             keys, more_keys = await self._database.write(_expire, due)
             found += keys
-            if most is not None:
-                most -= len(due.ids)
-            if most == 0 or (due.after is None and not more_keys):
+            if due.after is None and not more_keys:
                 return found
             after = due.after or after

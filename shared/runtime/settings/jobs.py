@@ -71,7 +71,9 @@ class Jobs(Section):
         24 * 3600.0, description="Seconds for which an idempotency key returns the job that it first named (24 hours)."
     )
     results_keep_s: Seconds = Field(
-        7 * 24 * 3600.0, description="Seconds for which a finished job keeps its row and its image (7 days)."
+        7 * 24 * 3600.0,
+        description="Seconds for which a finished job keeps its row and its image (7 days), unless `kept_jobs` of "
+        "`tenant_limits` ends it before.",
     )
 
     lease_s: Seconds = Field(

@@ -175,13 +175,16 @@ async def test_the_oldest_jobs_of_a_tenant_beyond_its_limit_expire(catalog: Cata
                 job = await accepted(catalog, id=f"{tenant}{at}", tenant=tenant)
                 await catalog.jobs.cancel(job.id)
     waiting = await accepted(catalog, id="waiting", tenant="greedy")
-    assert await catalog.jobs.expire_beyond({"greedy": 3, "modest": 3}.get) == []
+    assert await catalog.jobs.expire_beyond({"greedy": 3, "modest": 3}.get, older_than_s=60.0) == []
+    assert len((await catalog.jobs.list(limit=100))[0]) == 14  # none ended so long ago
+    assert await catalog.jobs.expire_beyond({"greedy": 3, "modest": 3}.get, older_than_s=-1.0) == []
     left = {job.id for job in (await catalog.jobs.list(limit=100))[0]}
     gone = {"greedy0", "greedy1"}
     assert left == {f"{tenant}{at}" for tenant, count in names.items() for at in range(count)} - gone | {waiting.id}
 
 
 async def test_many_jobs_beyond_a_limit_expire_in_several_transactions(catalog: Catalog) -> None:
-    await catalog._database.write(_ended, EXPIRED_AT_ONCE + 3, OLD)
-    assert await catalog.jobs.expire_beyond(lambda _: 2) == []
+    await catalog._database.write(_ended, EXPIRED_AT_ONCE + 1, OLD)
+    await catalog._database.write(_ended, 2, OLD + 1.0)
+    assert await catalog.jobs.expire_beyond(lambda _: 2, older_than_s=60.0) == []
     assert len((await catalog.jobs.list(limit=10_000))[0]) == 2

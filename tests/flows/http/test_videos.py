@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import io
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import openai
 import pytest
 from PIL import Image
+
+from services.gateway.erasing import Eraser
+from shared.domain.errors import UnavailableError
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
@@ -60,6 +64,19 @@ async def test_clips_are_listed_and_deleted(sdk: openai.AsyncOpenAI, http: httpx
     assert listed == sorted(listed, reverse=True)
     assert (await http.get(f"/v1/videos/{kept}/content")).status_code == 404
     assert (await http.delete(f"/v1/videos/{kept}")).status_code == 200
+
+
+async def test_a_clip_is_cancelled_also_where_nobody_can_erase_it(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"prompt": "a fox waits", "num_inference_steps": 200, "num_frames": 2}
+    clip = f"/v1/videos/{(await http.post('/v1/videos', json=body)).json()['id']}"
+    with monkeypatch.context() as away:
+        away.setattr(Eraser, "erase", AsyncMock(side_effect=UnavailableError("the cache maintainer is away")))
+        assert (await http.delete(clip)).status_code == 503
+    assert (await http.get(clip)).status_code == 404  # cancelled
+    assert (await http.delete(clip)).status_code == 200
+    assert (await http.delete(clip)).status_code == 404
 
 
 @pytest.mark.parametrize(
