@@ -18,7 +18,7 @@ NEVER = ("*.fp16*", "*.bf16*", "*.non_ema*", "*.bin", "*.onnx*", "*.msgpack", "*
 def repository(hub_id: str) -> tuple[str, str | None]:
     """Return the repository `owner/name` and the revision of a hub id `owner/name` or `owner/name@revision`.
 
-    A revision is a commit, tag or branch; None: the hub's `main` of the first download."""
+    A revision is a commit, tag or branch; None: the hub's `main` of the first whole download."""
     name, _, revision = hub_id.partition("@")
     return name, revision or None
 
@@ -74,8 +74,6 @@ def _fetched(hub_id: str, name: str, patterns: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     owner_name, revision = repository(hub_id)
-    if revision is None and (here := cached(hub_id)) is not None:
-        revision = here.name  # what an earlier download began
     try:
         folder = Path(
             snapshot_download(owner_name, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(NEVER))

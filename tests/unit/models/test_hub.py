@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,11 @@ def test_an_encoder_without_a_revision_stays_the_one_of_the_first_download(serve
         assert (folder / "tokenizer.json").is_file()
         assert transformers_folder("somebody/clip@v1", "encoder").name == "9" * 40
     assert not noted(logs)
+    server.shutdown()
+    server.server_close()
+    begun = time.monotonic()
+    assert transformers_folder("somebody/clip", "encoder") == folder
+    assert time.monotonic() - begun < 5.0  # the hub's client would try for half a minute
 
 
 def test_a_revision_that_the_hub_does_not_have_is_said(server: Hub, sana: Path, tmp_path: Path) -> None:
