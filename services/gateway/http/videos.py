@@ -74,7 +74,7 @@ def routes(api: Api) -> APIRouter:
         """Erase a clip with its prompt, its frames and its cache entry, for good; one that has not ended is cancelled
         before."""
         try:
-            job = await own_job(api.jobs, video_id, caller(request), api.settings.data_dir, "erase job")
+            job = await own_job(api.jobs, video_id, caller(request), api.settings.data_dir)
         except NotFoundError:
             pass  # an expired clip may have left an entry of the cache: the eraser looks, and notes whom it refuses
         else:

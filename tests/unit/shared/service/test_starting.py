@@ -1,4 +1,4 @@
-"""What a start does once: it loads the cache without collecting garbage, and makes the first key."""
+"""A start loads the cache without collecting garbage, and makes the first key."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_a_failed_start_leaves_the_collection_as_it_was(settings: Settings
 
 
 async def test_a_service_that_may_make_no_keys_leaves_no_file_with_one(tmp_path: Path) -> None:
-    """As a gateway with a database user of its own: it reads the keys, and no more."""
+    """A gateway with a database user of its own reads the keys, and no more."""
 
     class ReadOnlyKeys:
         async def all(self) -> list[ApiKey]:
